@@ -1,0 +1,45 @@
+# packager: `make demo` and `make test` set up everything they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+
+.PHONY: setup demo test check bench corpus clean format
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[openvino,dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/fetch.py examples/orientation
+	$(BIN)/packager build --manifest examples/orientation/packager.toml --out examples/orientation/dist
+
+test: setup
+	$(BIN)/python examples/fetch.py .corpus
+	$(BIN)/python -m pytest -n $(JOBS)
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/python examples/fetch.py .corpus
+	$(BIN)/python benchmarks/run.py
+
+corpus: setup
+	$(BIN)/python examples/fetch.py .corpus
+	$(BIN)/python benchmarks/corpus_table.py docs/corpus.md
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .corpus examples/*/dist

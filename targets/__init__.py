@@ -1,0 +1,1 @@
+"""One room per target kind: ``targets/<kind>/``, found by its ``target.toml``."""
