@@ -1,0 +1,393 @@
+"""The model: one ONNX file with its external data, opened without loading weights and never modified.
+
+Opening checks everything that can be known cheaply and would otherwise surface as a crash or a silent wrong answer
+later: the bytes are whole, external data stays inside the model's folder and is as long as it must be, names are
+unique where ONNX wants them unique. What isn't fatal but deserves a word is a :class:`Hazard`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from packager.errors import ModelError, UsageError
+from packager.graph import Dim, Structure, Tensor, Value, format_dims, read_structure
+from packager.wire import WireError
+
+RANDOM_OPERATORS = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+QUANTIZED_OPERATORS = frozenset(
+    {"MatMulInteger", "ConvInteger", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear",
+     "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QGemm", "QAttention", "MatMulIntegerToFloat"}
+)  # fmt: skip
+"""Operators whose integer arithmetic saturates on x86 CPUs without VNNI (see ``session.x64quantprecision``)."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of the signature: its exact (wire) name, dtype and dims.
+
+    ``dims`` is ``None`` where the rank isn't declared. ``kind`` is ``tensor`` unless the model gives a sequence, map
+    or optional, whose ``dtype`` is then the printed type.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[Dim, ...] | None
+    kind: str = "tensor"
+
+    def __str__(self) -> str:
+        shape = "" if self.kind != "tensor" else "[...]" if self.dims is None else format_dims(self.dims)
+        return f"{self.name}: {self.dtype}{shape}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What goes in and what comes out, in the order of the file. Inputs with a default are not listed."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def symbols(self) -> tuple[str, ...]:
+        """Names of the symbolic dimensions of the inputs, in order of appearance."""
+        seen: dict[str, None] = {}
+        for spec in self.inputs:
+            for dim in spec.dims or ():
+                if isinstance(dim, str):
+                    seen[dim] = None
+        return tuple(seen)
+
+
+@dataclass(frozen=True)
+class ExternalFile:
+    """A file that holds external tensor data: its location as written in the model, its size in bytes, its digest."""
+
+    location: str
+    path: Path
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """Something in the model that may surprise: a stable code, a message that names the place, and a hint."""
+
+    code: str
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """An opened model. ``digest`` covers the model file and all external data, as ``sha256:<hex>``."""
+
+    path: Path
+    bytes: int
+    digest: str
+    structure: Structure
+    signature: Signature
+    external: tuple[ExternalFile, ...]
+    hazards: tuple[Hazard, ...]
+
+    @property
+    def opset(self) -> int:
+        """The version of the default operator set (0 where the model imports none)."""
+        return self.structure.opset() or 0
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether integer arithmetic decides the outputs."""
+        return any(node.op_type in QUANTIZED_OPERATORS for node in self.structure.walk())
+
+    @property
+    def precision(self) -> str:
+        """The precision the model computes in: ``int8``, ``fp16``, ``bf16`` or ``fp32``.
+
+        Integer arithmetic decides first, then the dtype that most constant elements have.
+        """
+        if self.is_quantized:
+            return "int8"
+        counts = {"float16": 0, "bfloat16": 0, "float32": 0, "float64": 0}
+        for tensor in self.structure.tensors():
+            if tensor.dtype in counts:
+                counts[tensor.dtype] += tensor.elements
+        most = max(counts, key=lambda dtype: counts[dtype])
+        return {"float16": "fp16", "bfloat16": "bf16"}.get(most, "fp32") if counts[most] else "fp32"
+
+
+def open_model(path: Path) -> Model:
+    """Open and check an ONNX file.
+
+    Memory stays flat as weights grow: tensor payloads are stepped over, and hashing streams.
+
+    Raises:
+        UsageError: the path doesn't exist or isn't a readable file.
+        ModelError: the file is empty, cut, not ONNX, or breaks one of the rules above.
+    """
+    if not path.exists():
+        raise UsageError(f"{path}: no such file", "give the path of an .onnx file")
+    if not path.is_file():
+        raise UsageError(f"{path}: not a file", "give the .onnx file itself, not its folder")
+    structure, size = _read(path)
+    _check_names(path, structure)
+    external = _external_files(path, structure)
+    digest = _model_digest(path, external)
+    signature = _signature(structure)
+    return Model(path, size, digest, structure, signature, external, tuple(_hazards(structure)))
+
+
+def _read(path: Path) -> tuple[Structure, int]:
+    try:
+        with path.open("rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            if size == 0:
+                raise ModelError(f"{path}: the file is empty", "export the model again, or fetch it again")
+            with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                if view[:20].startswith(b"version https://git"):
+                    raise ModelError(f"{path}: a Git LFS pointer, not the model", "run `git lfs pull`")
+                structure = read_structure(view, size)
+    except PermissionError as error:
+        raise UsageError(f"{path}: permission denied") from error
+    except WireError as error:
+        raise ModelError(
+            f"{path}: not a whole ONNX model: {error}", "the file is cut or of another format; fetch or export it again"
+        ) from error
+    if structure.ir_version <= 0 or not structure.opsets:
+        missing = "IR version" if structure.ir_version <= 0 else "operator set import"
+        raise ModelError(f"{path}: not an ONNX model: it declares no {missing}", "export it again with onnx.save")
+    if not structure.graph.outputs:
+        raise ModelError(f"{path}: the graph has no outputs", "an inference model must give at least one tensor")
+    return structure, size
+
+
+def _check_names(path: Path, structure: Structure) -> None:
+    graph = structure.graph
+    for what, values in (("input", graph.inputs), ("output", graph.outputs)):
+        seen: set[str] = set()
+        for value in values:
+            if not value.name:
+                raise ModelError(f"{path}: an {what} of the graph has no name", "name every graph input and output")
+            if value.name in seen:
+                raise ModelError(
+                    f"{path}: two graph {what}s are named '{value.name}'", f"give every {what} a name of its own"
+                )
+            seen.add(value.name)
+    inputs = {value.name: value for value in graph.inputs}
+    for value in graph.outputs:
+        if value.name in inputs:
+            raise ModelError(
+                f"{path}: '{value.name}' is a graph input and a graph output at once",
+                "put an Identity node between them, so that the output has a name of its own",
+            )
+    for tensor in graph.initializers:
+        declared = inputs.get(tensor.name)
+        if declared is not None:
+            _check_overridable(path, tensor, declared)
+    _check_producers(path, structure)
+    for tensor in structure.tensors():
+        _check_payload(path, tensor)
+
+
+def _check_producers(path: Path, structure: Structure) -> None:
+    """Every value of the main graph is made once, and before it is used."""
+    graph = structure.graph
+    made = {value.name for value in graph.inputs} | {tensor.name for tensor in graph.initializers}
+    made_by_node: dict[str, str] = {}
+    for node in graph.nodes:
+        for name in node.inputs:
+            if name and name not in made:
+                raise ModelError(
+                    f"{path}: node {node.label} reads '{name}', which nothing before it makes",
+                    "the graph is cut or not sorted; export it again",
+                )
+        for name in node.outputs:
+            if name and name in made_by_node:
+                raise ModelError(f"{path}: '{name}' is made twice, by {made_by_node[name]} and by {node.label}")
+            if name:
+                made_by_node[name] = node.label
+                made.add(name)
+    for value in graph.outputs:
+        if value.name not in made:
+            raise ModelError(f"{path}: nothing makes the graph output '{value.name}'")
+
+
+def _check_overridable(path: Path, tensor: Tensor, declared: Value) -> None:
+    dims = declared.type.dims
+    differs = dims is not None and (
+        len(dims) != len(tensor.dims)
+        or any(isinstance(dim, int) and dim != size for dim, size in zip(dims, tensor.dims, strict=True))
+    )
+    if differs or (declared.type.dtype and declared.type.dtype != tensor.dtype):
+        raise ModelError(
+            f"{path}: initializer '{tensor.name}' is {tensor.dtype}{list(tensor.dims)} but the graph input of that "
+            f"name is declared {declared.type}",
+            "remove the stale graph input, or correct its type",
+        )
+
+
+def _check_payload(path: Path, tensor: Tensor) -> None:
+    if tensor.external or tensor.nbytes is None or tensor.raw is None:
+        return
+    if len(tensor.raw) != tensor.nbytes:
+        raise ModelError(
+            f"{path}: tensor '{tensor.name}' is {tensor.dtype}{list(tensor.dims)}, {tensor.nbytes} bytes, but holds "
+            f"{len(tensor.raw)}",
+            "the file is damaged; fetch or export it again",
+        )
+
+
+def _external_files(path: Path, structure: Structure) -> tuple[ExternalFile, ...]:
+    """The files external tensors live in, each checked to stay inside the model's folder and to be long enough."""
+    folder = path.parent
+    needed: dict[str, int] = {}
+    for tensor in structure.tensors():
+        if not tensor.external:
+            continue
+        record = dict(tensor.external)
+        location = record.get("location", "")
+        try:
+            offset, length = int(record.get("offset") or 0), int(record.get("length") or tensor.nbytes or 0)
+        except ValueError as error:
+            raise ModelError(f"{path}: external tensor '{tensor.name}' has a malformed offset or length") from error
+        if offset < 0 or length < 0:
+            raise ModelError(f"{path}: external tensor '{tensor.name}' has a negative offset or length")
+        if tensor.nbytes is not None and length != tensor.nbytes:
+            raise ModelError(
+                f"{path}: external tensor '{tensor.name}' is {tensor.dtype}{list(tensor.dims)}, {tensor.nbytes} bytes, "
+                f"but its record says {length}",
+                "the model and its data don't belong together; fetch both again",
+            )
+        _check_location(path, location, tensor.name)
+        file = folder / location
+        _check_file(path, file, location, tensor.name)
+        end = offset + length
+        if end > file.stat().st_size:
+            raise ModelError(
+                f"{path}: external data file '{location}' has {file.stat().st_size} bytes, but tensor "
+                f"'{tensor.name}' needs bytes {offset} to {end}",
+                "the data file is cut; fetch it again",
+            )
+        needed[location] = max(needed.get(location, 0), end)
+    return tuple(
+        ExternalFile(location, folder / location, (folder / location).stat().st_size, sha256_file(folder / location))
+        for location in sorted(needed)
+    )
+
+
+def _check_location(path: Path, location: str, tensor: str) -> None:
+    pure = PurePosixPath(location)
+    windows = PureWindowsPath(location)
+    if not location or "\0" in location:
+        raise ModelError(f"{path}: external tensor '{tensor}' names no file")
+    if pure.is_absolute() or windows.drive or windows.root:
+        raise ModelError(
+            f"{path}: external data location '{location}' of tensor '{tensor}' is absolute",
+            "external data must lie in the model's own folder; save the model again with a relative location",
+        )
+    if ".." in pure.parts or ".." in windows.parts:
+        raise ModelError(
+            f"{path}: external data location '{location}' of tensor '{tensor}' leaves the model's folder",
+            "external data must lie in the model's own folder; save the model again beside its data",
+        )
+
+
+def _check_file(path: Path, file: Path, location: str, tensor: str) -> None:
+    probe = path.parent
+    for part in PurePosixPath(location).parts:
+        probe = probe / part
+        if probe.is_symlink():
+            raise ModelError(
+                f"{path}: external data '{location}' goes through a symbolic link ({probe})",
+                "put a real copy of the data beside the model (`cp -L`)",
+            )
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise ModelError(
+            f"{path}: external data file '{location}' is missing (tensor '{tensor}' lives in it)",
+            f"put it at {file}",
+        ) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelError(f"{path}: external data '{location}' is not a regular file")
+    if status.st_nlink > 1:
+        raise ModelError(
+            f"{path}: external data file '{location}' is a hard link ({status.st_nlink} names for one file)",
+            "put a copy of the data beside the model, so that it can't be another file in disguise",
+        )
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file, streamed."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _model_digest(path: Path, external: tuple[ExternalFile, ...]) -> str:
+    """The file's SHA-256; with external data, the SHA-256 of a listing of all files' digests."""
+    own = sha256_file(path)
+    if not external:
+        return f"sha256:{own}"
+    listing = f"{own}  model\n" + "".join(f"{file.sha256}  {file.location}\n" for file in external)
+    return "sha256:" + hashlib.sha256(listing.encode()).hexdigest()
+
+
+def _signature(structure: Structure) -> Signature:
+    defaults = {tensor.name for tensor in structure.graph.initializers}
+
+    def spec(value: Value) -> TensorSpec:
+        kind = value.type.kind
+        if kind == "tensor":
+            return TensorSpec(value.name, value.type.dtype, value.type.dims)
+        return TensorSpec(value.name, str(value.type), None, kind)
+
+    inputs = tuple(spec(value) for value in structure.graph.inputs if value.name not in defaults)
+    return Signature(inputs, tuple(spec(value) for value in structure.graph.outputs))
+
+
+def _hazards(structure: Structure) -> list[Hazard]:
+    found: list[Hazard] = []
+    graph = structure.graph
+    inputs = {value.name for value in graph.inputs}
+    overridable = [tensor.name for tensor in graph.initializers if tensor.name in inputs]
+    if overridable and structure.ir_version >= 4:
+        shown = ", ".join(overridable[:3]) + (", ..." if len(overridable) > 3 else "")
+        found.append(
+            Hazard(
+                "overridable-initializer",
+                f"{len(overridable)} initializers are also graph inputs ({shown}) and count as defaults, not as inputs",
+                "runtimes disagree on them; remove them from the graph's inputs",
+            )
+        )
+    used = {node.domain for node in structure.walk()} | {""}
+    local = {function.domain for function in structure.functions}
+    imported = {domain for domain, _ in structure.opsets}
+    for domain in sorted(used - imported - local):
+        hint = "add the import, or export the model again"
+        found.append(Hazard("missing-import", f"operators of domain '{domain}' are used but not imported", hint))
+    for domain in sorted(imported - used - local):
+        found.append(Hazard("unused-import", f"operator set '{domain}' is imported and not used"))
+    for node in structure.walk():
+        if node.op_type in RANDOM_OPERATORS and not node.domain:
+            hint = "its outputs differ from run to run"
+            found.append(Hazard("random", f"node {node.label} draws random numbers", hint))
+        if node.op_type == "BatchNormalization" and node.integer("training_mode", 0) == 1:
+            found.append(
+                Hazard("training-mode", f"node {node.label} is in training mode", "export the model in evaluation mode")
+            )
+    for value in graph.outputs:
+        if value.type.kind != "tensor":
+            found.append(
+                Hazard(
+                    "non-tensor-output",
+                    f"output '{value.name}' is a {value.type}, which most runtimes can't return",
+                    "export the classifier without ZipMap (zipmap=False)",
+                )
+            )
+    if structure.has_training_info:
+        found.append(Hazard("training-info", "the file carries training information, which is not deployed"))
+    return found

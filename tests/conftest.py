@@ -1,0 +1,44 @@
+"""Fixtures that several test modules share: a cache of the test's own, the tiny third-party room, the real models."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from packager import room
+
+ROOMS = Path(__file__).with_name("rooms")
+CORPUS = Path(__file__).parents[1] / ".corpus"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test has an empty cache, so that nothing it sees was built by another."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("PACKAGER_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The kind of a third party's room, found by its entry point as an installed distribution's would be."""
+    monkeypatch.setattr(sys, "path", [str(ROOMS), *sys.path])
+    room.kinds.cache_clear()
+    yield "tiny"
+    room.kinds.cache_clear()
+    for name in [name for name in sys.modules if name == "tiny" or name.startswith("tiny.")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def corpus() -> Path:
+    """The folder of real trained models that ``make test`` fetches.
+
+    Absent models fail the test rather than skip it: `make test` and CI fetch them first.
+    """
+    if not CORPUS.is_dir():
+        pytest.fail("the real models are absent; run `python examples/fetch.py .corpus` (make test does)")
+    return CORPUS
