@@ -1,0 +1,118 @@
+"""Golden cases on their way into a build: read or synthesised at once, answered by the reference in the background.
+
+Building needs only the inputs, so targets start on them while the reference works in a child process. Where
+synthesised inputs don't run, the reference finds others (see :func:`packager.reference.golden_inputs`), and the
+targets that started on the first guess start again.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from concurrent.futures import Executor, Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from packager import child, golden_store
+from packager.cache import Cache, Ingredients
+from packager.errors import ModelError
+from packager.files import clone_tree, list_files, to_json
+from packager.goldens import GoldenSet
+from packager.host import this_host
+from packager.model import Model, sha256_file
+from packager.reference import Reference, ReferenceJob, answer, golden_inputs
+
+REFERENCE_SECONDS = 1800.0
+RECORD = "reference.json"
+CASES = "golden"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Golden cases with the reference's outputs, and the record of the run that made them."""
+
+    reference: Reference
+    goldens: GoldenSet
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Golden cases in progress: ``inputs`` to start with, ``answered`` when the reference is done."""
+
+    inputs: GoldenSet
+    ingredients: Ingredients
+    answered: Future[Answered]
+
+
+def prepare(model: Model, job: ReferenceJob, cache: Cache, code: str, pool: Executor) -> Ready:
+    """Start the reference run, or take its answer from the cache.
+
+    Args:
+        model: the opened model.
+        job: what to run; its ``out`` must not exist.
+        cache: where answers are kept.
+        code: digest of packager's own code.
+        pool: runs the waiting.
+
+    Raises:
+        GoldenError: golden files don't fit the model, or nothing can be synthesised.
+    """
+    ingredients = _ingredients(model, job, code)
+    entry = cache.find(ingredients)
+    if entry is not None:
+        done: Future[Answered] = Future()
+        done.set_result(_read(entry))
+        return Ready(done.result().goldens, ingredients, done)
+    inputs = next(golden_inputs(model, job))
+    return Ready(inputs, ingredients, pool.submit(_answer, job, ingredients, cache))
+
+
+def _answer(job: ReferenceJob, ingredients: Ingredients, cache: Cache) -> Answered:
+    reference = child.call(answer, job, seconds=REFERENCE_SECONDS, what="running the reference")
+    if reference.artifact is not None and not reference.artifact.passed:
+        worst, bound = reference.artifact.max_abs, reference.artifact.tolerance
+        numbers = f"max abs diff {worst:.3g}" if worst is not None else "not comparable"
+        limit = f", tolerance {bound:g}" if bound is not None else ""
+        reasons = "".join(f"\n  {reason}" for reason in reference.artifact.reasons[:5])
+        raise ModelError(
+            f"{job.model}: the artifact's answers are not its source's: {numbers}{limit}{reasons}",
+            "the export changed the model or the goldens belong to another one; widen [tolerance] only if you must",
+        )
+
+    def fill(folder: Path) -> None:
+        clone_tree(job.out, folder / CASES)
+        (folder / RECORD).write_text(to_json(asdict(reference)), encoding="utf-8")
+
+    cache.store(ingredients, fill)
+    return Answered(reference, golden_store.read(job.out))
+
+
+def _read(entry: Path) -> Answered:
+    from pydantic import TypeAdapter
+
+    text = (entry / RECORD).read_text(encoding="utf-8")
+    return Answered(TypeAdapter(Reference).validate_json(text), golden_store.read(entry / CASES))
+
+
+def _ingredients(model: Model, job: ReferenceJob, code: str) -> Ingredients:
+    host = this_host()
+    return {
+        "what": "reference",
+        "packager code": code,
+        "model": model.digest,
+        "goldens": files_digest(job.goldens),
+        "golden settings": json.dumps(
+            [asdict(job.synthesis), sorted(job.exclude), job.allow_nan, job.policy, job.precision], sort_keys=True
+        ),
+        "onnxruntime": importlib.metadata.version("onnxruntime"),
+        "host": " ".join((host.system, host.machine, *host.features)),
+    }
+
+
+def files_digest(path: Path | None) -> str:
+    """One digest over golden files: of the file, or of every file in the folder; empty for ``None``."""
+    if path is None:
+        return ""
+    if path.is_file():
+        return sha256_file(path)
+    return json.dumps([f"{sha256_file(path / name)} {name}" for name in list_files(path)])
