@@ -1,0 +1,92 @@
+"""Templates, rendered strictly: an undefined variable is an error, line ends are LF, and text from a model reaches
+another language only through a filter that encodes it for that language."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packager.room import Kind, package_folder
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+def common_templates() -> Path:
+    """The folder of templates that several kinds share."""
+    return package_folder("packager.templates") / "common"
+
+
+def render(kind: Kind, template: str, /, **values: object) -> str:
+    """Render ``<kind>/<file>`` or ``common/<file>``.
+
+    Raises:
+        jinja2.UndefinedError: the template uses a value that isn't given.
+    """
+    text: str = _environment(kind.name, kind.templates).get_template(template).render(values)
+    return text.replace("\r\n", "\n").rstrip("\n") + "\n"
+
+
+def render_common(template: str, **values: object) -> str:
+    """Render ``common/<template>``, which belongs to no kind."""
+    text: str = _environment("", None).get_template(f"common/{template}").render(values)
+    return text.replace("\r\n", "\n").rstrip("\n") + "\n"
+
+
+@cache
+def _environment(name: str, templates: Path | None) -> jinja2.Environment:
+    import jinja2
+
+    loaders: dict[str, jinja2.BaseLoader] = {"common": jinja2.FileSystemLoader(common_templates())}
+    if templates is not None:
+        loaders[name] = jinja2.FileSystemLoader(templates)
+    environment = jinja2.Environment(
+        loader=jinja2.PrefixLoader(loaders),
+        undefined=jinja2.StrictUndefined,
+        autoescape=jinja2.select_autoescape(enabled_extensions=("html", "html.j2"), default=False),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(c_string=c_string, py_string=py_string, md=markdown, md_code=markdown_code)
+    return environment
+
+
+def c_string(text: str) -> str:
+    """A C/C++ string literal, quotes included. Non-ASCII bytes become octal escapes of their UTF-8 form.
+
+    Octal escapes take at most three digits (C11 6.4.4.4), so a digit that follows can't be swallowed.
+    """
+    out = []
+    for byte in text.encode("utf-8"):
+        char = chr(byte)
+        if char in '"\\?':
+            out.append("\\" + char)
+        elif 32 <= byte < 127:
+            out.append(char)
+        else:
+            out.append(f"\\{byte:03o}")
+    return '"' + "".join(out) + '"'
+
+
+def py_string(text: str) -> str:
+    """A Python string literal, quotes included, ASCII only."""
+    return json.dumps(text, ensure_ascii=True) if not _has_surrogates(text) else ascii(text)
+
+
+def _has_surrogates(text: str) -> bool:
+    return any(0xD800 <= ord(char) <= 0xDFFF or ord(char) > 0xFFFF for char in text)
+
+
+def markdown(text: str) -> str:
+    """Text safe inside a Markdown line or table cell: punctuation that Markdown reads is escaped, line ends shown."""
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return "".join("\\" + char if char in "\\`*_{}[]()#+!|<>~&" else char for char in shown)
+
+
+def markdown_code(text: str) -> str:
+    """Text for inside a Markdown code span in a table: no backtick, no bar, no line end."""
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return shown.replace("`", "\N{MODIFIER LETTER GRAVE ACCENT}").replace("|", "\\|")

@@ -1,0 +1,321 @@
+"""What a target kind is: a room of the house, found by its ``target.toml``, that implements a small Protocol.
+
+A room is a Python package: ``targets/<kind>/`` here, or anything a third party names under the entry-point group
+``packager.targets``. Its ``target.toml`` holds facts (versions, limits, tolerances, requirements) and its module the
+four functions of :class:`Room`. The engine knows rooms only through this page.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import tomllib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from packager.errors import InternalError, UsageError
+from packager.goldens import GoldenCase, GoldenSet
+from packager.host import Host
+from packager.levels import LEVELS, Level
+from packager.model import Model, Signature
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ENTRY_POINTS = "packager.targets"
+
+
+class RoomOptions(BaseModel):
+    """Base of a room's own manifest options: unknown keys are mistakes, values aren't converted silently."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class PythonPackage(BaseModel):
+    """A Python distribution a room needs: its version range and the extra of packager that installs it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: str = Field(description="PEP 440 range, such as '>=2026.4,<2027'")
+    extra: str | None = Field(None, description="packager's extra that brings it")
+
+
+class Requirements(BaseModel):
+    """What a room needs on the machine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    python: dict[str, PythonPackage] = {}
+    programs: dict[str, str] = Field({}, description="program name to how to get it")
+
+
+class Limits(BaseModel):
+    """Facts about what the target's runtime takes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    opset: dict[str, int] = Field({}, description="highest operator set per domain ('ai.onnx' is the default one)")
+    ir: int | None = Field(None, description="highest ONNX IR version")
+    refused_domains: list[str] = Field([], description="operator domains no operator of which converts")
+    refused_operators: dict[str, str] = Field({}, description="operators that never convert, with the reason")
+    dtypes: list[str] = Field([], description="dtypes allowed in the signature; empty: all")
+
+
+class TimeLimits(BaseModel):
+    """Seconds a child process may take."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    build: float = 1800.0
+    verify: float = 1800.0
+
+
+class TargetFacts(BaseModel):
+    """The whole of a ``target.toml``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: str
+    title: str
+    summary: str
+    level: Level = Field(description="the highest level verification can reach")
+    precisions: list[str] = Field(min_length=1, description="allowed values of `precision`, the default first")
+    tools: list[str] = Field([], description="Python distributions whose versions decide the result")
+    requires: Requirements = Requirements()
+    limits: Limits = Limits()
+    pins: dict[str, str] = {}
+    roles: dict[str, str] = Field({}, description="glob of the bundle's files to what they are for")
+    tolerance: dict[str, dict[str, float]] = Field({}, description="by precision: what differs from the policy")
+    time_limits: TimeLimits = TimeLimits()
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something a room needs and this machine lacks: what, why it matters, and the command that gets it."""
+
+    what: str
+    how: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of a plan: a gerund title and the settings that decide its result, as printable pairs."""
+
+    title: str
+    settings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """All that a plan may depend on. ``shapes`` pins symbolic dims by name (or ``input:axis`` for unnamed ones)."""
+
+    target: str
+    kind: str
+    name: str
+    version: str
+    model: Model
+    goldens: GoldenSet
+    precision: str
+    shapes: tuple[tuple[str, int], ...]
+    options: RoomOptions
+    facts: TargetFacts
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done for one target, decided before anything is done. Plain data: it prints and it travels.
+
+    ``signature`` is what the bundle will take and give, shapes pinned. ``options`` are the room's, as JSON.
+    ``notes`` are things the user should know (something lowered, something that costs).
+    """
+
+    target: str
+    kind: str
+    name: str
+    version: str
+    model_digest: str
+    opset: int
+    precision: str
+    shapes: tuple[tuple[str, int], ...]
+    signature: Signature
+    steps: tuple[Step, ...]
+    options: str = "{}"
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where a build happens: an empty ``folder`` to fill, the ``model`` file (read only) and the golden cases."""
+
+    folder: Path
+    model: Path
+    goldens: GoldenSet
+
+
+@dataclass(frozen=True)
+class RuntimeInfo:
+    """What executed the bundle: runtime, exact version, device, and the level that makes.
+
+    ``reason`` says why the level isn't ``runtime``; empty when it is.
+    """
+
+    name: str
+    version: str
+    device: str
+    level: Level
+    reason: str = ""
+    details: tuple[tuple[str, str], ...] = ()
+
+
+class Runner(Protocol):
+    """A loaded bundle that can be run."""
+
+    info: RuntimeInfo
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run once: named input arrays in, named output arrays out, exact wire names, dtypes as in the signature."""
+        ...
+
+
+class Room(Protocol):
+    """A target kind. A module with these names is a room.
+
+    ``missing`` and ``plan`` run in packager's own process and must not import an SDK; ``build`` and ``runner`` run in
+    a child process of their own.
+    """
+
+    @property
+    def Options(self) -> type[RoomOptions]:
+        """The room's manifest options."""
+        ...
+
+    def missing(self, host: Host) -> list[Missing]:
+        """Toolchain that is absent on this machine beyond what ``target.toml`` already requires."""
+        ...
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Decide everything. Pure.
+
+        Raises:
+            Refused: the target can't take this model; the message names every node and the reason.
+        """
+        ...
+
+    def build(self, plan: Plan, stage: Stage) -> None:
+        """Fill ``stage.folder`` with the target's files (all but what the engine adds: goldens, seals, self-check).
+
+        Raises:
+            BuildError: the toolchain refused; the message names the node where it is known.
+        """
+        ...
+
+    def runner(self, bundle: Path) -> AbstractContextManager[Runner]:
+        """Load the bundle's own files in the target's runtime."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A discovered room: its facts, where its files are, and the module to import when it is needed."""
+
+    name: str
+    facts: TargetFacts
+    folder: Path
+    module: str
+    templates: Path | None
+
+    def load(self) -> Room:
+        """Import the room."""
+        return cast(Room, importlib.import_module(self.module))
+
+
+@cache
+def kinds() -> Mapping[str, Kind]:
+    """Every room on this machine, by kind, sorted.
+
+    Raises:
+        InternalError: a ``target.toml`` is malformed (every mistake of it is listed), or two rooms share a kind.
+    """
+    found: dict[str, Kind] = {}
+    own, templates = package_folder("packager.targets"), package_folder("packager.templates")
+    for file in sorted(own.glob("*/target.toml")):
+        kind = file.parent.name
+        found[kind] = _read_kind(file, f"packager.targets.{kind}", templates / kind)
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        folder = package_folder(entry.value)
+        third = _read_kind(folder / "target.toml", entry.value, folder / "templates")
+        if third.name in found:
+            raise InternalError(f"two rooms are of kind '{third.name}': {found[third.name].folder} and {folder}")
+        found[third.name] = third
+    return dict(sorted(found.items()))
+
+
+def package_folder(package: str) -> Path:
+    """Where a package's files are, without importing it.
+
+    Raises:
+        InternalError: there is no such package.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise InternalError(f"no Python package '{package}' (entry points of {ENTRY_POINTS} must name packages)")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def kind_named(name: str) -> Kind:
+    """The room of that kind.
+
+    Raises:
+        UsageError: there is none; the hint lists what there is.
+    """
+    try:
+        return kinds()[name]
+    except KeyError:
+        raise UsageError(f"no target kind '{name}'", f"known kinds: {', '.join(kinds())}") from None
+
+
+def _read_kind(file: Path, module: str, templates: Path) -> Kind:
+    try:
+        facts = TargetFacts.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise InternalError(f"{file}: a room needs a target.toml") from error
+    except (ValidationError, tomllib.TOMLDecodeError) as error:
+        raise InternalError(f"{file}: {error}") from error
+    if module.startswith("packager.targets.") and facts.kind != file.parent.name:
+        raise InternalError(f"{file}: kind '{facts.kind}' doesn't match its folder")
+    return Kind(facts.kind, facts, file.parent, module, templates if templates.is_dir() else None)
+
+
+def missing_requirements(kind: Kind, host: Host) -> list[Missing]:
+    """What ``target.toml`` requires and this machine lacks, then what the room itself finds missing.
+
+    Python distributions are looked up by metadata; nothing is imported.
+    """
+    import shutil
+
+    from packaging.specifiers import SpecifierSet
+
+    found: list[Missing] = []
+    for name, package in kind.facts.requires.python.items():
+        wanted = f"{name}{package.version}"
+        how = f"pip install 'packager[{package.extra}]'" if package.extra else f"pip install '{wanted}'"
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found.append(Missing(f"Python package {wanted}", how))
+            continue
+        if not SpecifierSet(package.version).contains(version, prereleases=True):
+            found.append(Missing(f"Python package {wanted} ({version} is installed)", how))
+    for program, how in kind.facts.requires.programs.items():
+        if shutil.which(program) is None:
+            found.append(Missing(f"program {program}", how))
+    return found + kind.load().missing(host)
+
+
+__all__ = [
+    "LEVELS", "GoldenCase", "GoldenSet", "Host", "Kind", "Level", "Limits", "Missing", "Plan", "PlanRequest", "Room",
+    "RoomOptions", "Runner", "RuntimeInfo", "Signature", "Stage", "Step", "TargetFacts", "kind_named", "kinds",
+    "missing_requirements", "package_folder",
+]  # fmt: skip
