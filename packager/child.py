@@ -1,0 +1,214 @@
+"""Work in a child process of its own: a native crash, a hang or a leak there is one target's failure, not packager's.
+
+:func:`call` runs a module-level function of one dataclass argument in a fresh interpreter and gives back its result.
+Argument and result cross as JSON (through pydantic, checked against the annotations); arrays cross as files.
+Errors of :mod:`packager.errors` come back as themselves; anything else as a :class:`BuildError` with its traceback
+in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from packager.errors import BuildError, PackagerError, TargetCrashed, TimeLimit, error_types
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+LOG_LINES = 12
+
+_live: set[subprocess.Popen[bytes]] = set()
+_guard = threading.Lock()
+_stopping = threading.Event()
+
+
+class Cancelled(BaseException):
+    """The run was interrupted while this child worked."""
+
+
+def call(function: Callable[[A], R], argument: A, *, seconds: float, what: str) -> R:
+    """Run ``function(argument)`` in a child process.
+
+    Args:
+        function: a module-level function with one annotated parameter and an annotated result.
+        argument: a dataclass or pydantic model that survives JSON.
+        seconds: wall-clock limit.
+        what: a gerund phrase for messages, such as ``building``.
+
+    Raises:
+        PackagerError: whatever the function raised on purpose.
+        TargetCrashed: the child died of a signal, which is named.
+        TimeLimit: it ran past ``seconds`` and was killed.
+        BuildError: the function raised something else; the message has the exception and the end of the log.
+    """
+    from pydantic import TypeAdapter
+
+    hints = typing.get_type_hints(function)
+    returns = hints.pop("return")
+    (takes,) = hints.values()
+    with tempfile.TemporaryDirectory(prefix="packager-job-") as name:
+        folder = Path(name)
+        job = {
+            "function": f"{function.__module__}:{function.__qualname__}",
+            "argument": TypeAdapter(takes).dump_python(argument, mode="json"),
+            "path": [entry for entry in sys.path if entry],
+        }
+        (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        status = _run(folder, seconds, what)
+        result = folder / "result.json"
+        if not result.exists():
+            raise _died(status, folder, what)
+        answer = json.loads(result.read_text(encoding="utf-8"))
+        if "error" in answer:
+            raise _revive(answer["error"], folder, what)
+        value: R = TypeAdapter(returns).validate_python(answer["value"], strict=False)
+        return value
+
+
+def _run(folder: Path, seconds: float, what: str) -> int:
+    options: dict[str, object] = (
+        {"creationflags": 0x200} if sys.platform == "win32" else {"start_new_session": True}
+    )  # CREATE_NEW_PROCESS_GROUP: Ctrl-C is ours to hand on
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(  # type: ignore[call-overload]
+            [sys.executable, "-P", "-m", "packager.child", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            **options,
+        )
+    with _guard:
+        _live.add(process)
+    try:
+        if _stopping.is_set():
+            raise Cancelled
+        status = process.wait(seconds)
+        if _stopping.is_set():
+            raise Cancelled
+        return int(status)
+    except subprocess.TimeoutExpired:
+        hint = "raise build_timeout or verify_timeout for the target, or use smaller goldens"
+        raise TimeLimit(f"{what} took longer than {seconds:g} s and was stopped", hint) from None
+    finally:
+        _kill(process)
+        with _guard:
+            _live.discard(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the child and what it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def stop_all() -> None:
+    """Kill every child; calls in progress and calls to come raise :class:`Cancelled`."""
+    _stopping.set()
+    with _guard:
+        running = list(_live)
+    for process in running:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if sys.platform == "win32":
+                process.kill()
+            else:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def allow() -> None:
+    """Forget an earlier :func:`stop_all`."""
+    _stopping.clear()
+
+
+def _log_tail(folder: Path) -> str:
+    lines = (folder / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return "".join(f"\n  | {line[:300]}" for line in lines[-LOG_LINES:])
+
+
+def _died(status: int, folder: Path, what: str) -> PackagerError:
+    tail = _log_tail(folder)
+    if status < 0:
+        name = signal.Signals(-status).name
+        return TargetCrashed(
+            f"{what}: the process died of {name} (signal {-status}){tail}", "the runtime crashed; nothing else is hurt"
+        )
+    return TargetCrashed(f"{what}: the process ended with status {status} and no result{tail}")
+
+
+def _revive(error: dict[str, str], folder: Path, what: str) -> PackagerError:
+    cls = error_types().get(error["type"])
+    if cls is None:
+        return BuildError(f"{what}: {error['type']}: {error['message']}{_log_tail(folder)}")
+    if cls.__init__ is not PackagerError.__init__:
+        return PackagerError(error["message"], error["hint"])
+    return cls(error["message"], error["hint"])
+
+
+def _leave_with_parent() -> None:
+    """End this process when the parent goes: its end of our standard input closes however it died."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(0, 1024):
+                pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main(folder: Path) -> None:
+    """Child side: read ``job.json``, run the function, write ``result.json`` whole."""
+    from pydantic import TypeAdapter
+
+    _leave_with_parent()
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    sys.path.extend(entry for entry in job["path"] if entry not in sys.path)
+    answer: dict[str, object]
+    try:
+        module, _, name = job["function"].partition(":")
+        function = getattr(importlib.import_module(module), name)
+        hints = typing.get_type_hints(function)
+        returns = hints.pop("return")
+        (takes,) = hints.values()
+        value = function(TypeAdapter(takes).validate_python(job["argument"], strict=False))
+        answer = {"value": TypeAdapter(returns).dump_python(value, mode="json")}
+    except PackagerError as error:
+        answer = {"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}}
+    except OSError as error:
+        from packager.files import storage_error
+
+        traceback.print_exc()
+        stored = storage_error("writing", error)
+        answer = {"error": {"type": type(stored).__name__, "message": stored.message, "hint": stored.hint}}
+    except Exception as error:  # noqa: BLE001 - whatever an SDK raises must cross as one clear message
+        traceback.print_exc()
+        answer = {"error": {"type": type(error).__name__, "message": str(error), "hint": None}}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    temporary = folder / "result.tmp"
+    temporary.write_text(json.dumps(answer), encoding="utf-8")
+    temporary.replace(folder / "result.json")
+    # Native libraries may crash in their destructors; the answer is written, so leave at once.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,341 @@
+"""The verbs: what ``packager build``, ``plan``, ``verify``, ``inspect`` and ``golden`` do, as typed functions.
+
+``model + manifest -> gates -> goldens -> plan (per target) -> build in staging -> verify -> seal -> dist -> report``.
+This page holds the flow of a run; what happens to one target is in :mod:`packager.targeting`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from packager import __version__, child
+from packager import manifest as manifests
+from packager.bundle import open_bundle
+from packager.cache import Cache, default_cache, tree_digest
+from packager.capture import Captured, capture
+from packager.errors import PackagerError, UsageError
+from packager.files import remove_tree, storage_errors, unpacked, writable_folder
+from packager.manifest import Manifest, Target
+from packager.model import Model, open_model
+from packager.reference import Reference, SynthesisSettings
+from packager.report import Listener, Silent
+from packager.results import Report, TargetResult
+from packager.room import Plan, package_folder
+from packager.targeting import Run, plan_target, run_target
+from packager.verdict import Verdict
+from packager.verifying import verify_folder
+
+MANIFEST = "packager.toml"
+
+
+def read_manifest(
+    model: Path | None,
+    manifest: Path | None,
+    targets: Sequence[str] | None,
+    golden: Path | None,
+) -> Manifest:
+    """The manifest of a command: the file named, ``./packager.toml`` where neither it nor a model is, else defaults.
+
+    Raises:
+        UsageError: both or neither can be found, or a target is unknown.
+        ManifestError: the file has mistakes.
+    """
+    if model is not None and manifest is not None:
+        raise UsageError("give a model or a manifest, not both", "the manifest names its model under [model] path")
+    if model is not None:
+        return manifests.default(model, targets, golden)
+    path = manifest or Path(MANIFEST)
+    if manifest is None and not path.exists():
+        raise UsageError(f"no model given and no {MANIFEST} here", "packager build MODEL, or packager init MODEL")
+    loaded = manifests.load(path)
+    if golden is not None:
+        loaded = manifests.with_golden(loaded, golden)
+    return loaded if targets is None else manifests.select(loaded, targets)
+
+
+def inspect(model: str | os.PathLike[str]) -> Model:
+    """Open a model: signature, opsets, digest, hazards; weights stay on disk.
+
+    Raises:
+        UsageError: there is no such file.
+        ModelError: it isn't a whole, safe ONNX model.
+    """
+    return open_model(Path(model))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What ``packager plan`` says of one target: its plan, or why there is none."""
+
+    target: str
+    kind: str
+    plan: Plan | None
+    error: PackagerError | None
+
+
+def plan(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    manifest: str | os.PathLike[str] | None = None,
+    targets: Sequence[str] | None = None,
+    golden: str | os.PathLike[str] | None = None,
+    cache: bool = True,
+    listener: Listener | None = None,
+) -> tuple[Planned, ...]:
+    """Decide, for every target, what a build would do, and do nothing. Arguments as for :func:`build`.
+
+    Raises:
+        PackagerError: the manifest, the model or the goldens are refused.
+    """
+    chosen = read_manifest(_path(model), _path(manifest), targets, _path(golden))
+    with _running(chosen, None, cache, verify=False, listener=listener or Silent()) as run:
+        planned: list[Planned] = []
+        for target in chosen.targets:
+            try:
+                planned.append(Planned(target.name, target.kind, plan_target(run, target), None))
+            except PackagerError as error:
+                planned.append(Planned(target.name, target.kind, None, error))
+        return tuple(planned)
+
+
+def build(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    manifest: str | os.PathLike[str] | None = None,
+    targets: Sequence[str] | None = None,
+    out: str | os.PathLike[str] = "dist",
+    golden: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+    cache: bool = True,
+    verify: bool = True,
+    listener: Listener | None = None,
+) -> Report:
+    """Build and verify a bundle per target.
+
+    Args:
+        model: the ONNX file; ``None`` takes it from the manifest.
+        manifest: a ``packager.toml``; ``None`` takes ``./packager.toml`` where no model is given.
+        targets: names of targets or kinds; ``None`` takes all of the manifest (without one: every kind that this
+            machine has the toolchain of).
+        out: output folder.
+        golden: golden files, in place of the manifest's.
+        jobs: targets at work at once; ``None`` for the number of cores.
+        cache: whether finished work may be taken from, and put into, the cache.
+        verify: whether bundles are executed; without, they are marked unverified and not archived.
+        listener: is told what goes on.
+
+    Returns:
+        What happened to each target. A target that failed is in the report, not raised.
+
+    Raises:
+        PackagerError: nothing could be started: the manifest, the model or the goldens are refused, or the output
+            folder can't be written.
+    """
+    from packager.dist import write_indexes
+
+    chosen = read_manifest(_path(model), _path(manifest), targets, _path(golden))
+    if targets is None and manifest is None and model is not None:
+        chosen = _buildable(chosen, listener or Silent())
+    begun = time.monotonic()
+    with _running(chosen, Path(out), cache, verify=verify, listener=listener or Silent()) as run:
+        results = _run_targets(run, chosen.targets, jobs)
+        references = _finish_references(run)
+        report = Report(
+            packager=__version__,
+            model=str(chosen.model.path),
+            name=chosen.model.name,
+            version=chosen.model.version,
+            digest=run.model.digest,
+            opset=run.model.opset,
+            out=str(out),
+            hazards=run.model.hazards,
+            reference=references[0] if references else None,
+            targets=tuple(results),
+            seconds=time.monotonic() - begun,
+        )
+        with storage_errors("writing the reports"):
+            write_indexes(run.out, report)
+        return report
+
+
+def _buildable(chosen: Manifest, listener: Listener) -> Manifest:
+    """Without a manifest and without names: the kinds whose toolchain is here; the others are named."""
+    from packager.host import this_host
+    from packager.room import kind_named, missing_requirements
+
+    keep = []
+    for target in chosen.targets:
+        absent = missing_requirements(kind_named(target.kind), this_host())
+        if absent:
+            listener.warn(f"leaving out {target.name}: {absent[0].what} is missing ({absent[0].how})")
+        else:
+            keep.append(target.name)
+    if not keep:
+        raise UsageError("no target kind can be built on this machine", "run `packager doctor`")
+    return manifests.select(chosen, keep)
+
+
+def _path(value: str | os.PathLike[str] | None) -> Path | None:
+    return None if value is None else Path(value)
+
+
+@contextlib.contextmanager
+def _running(chosen: Manifest, out: Path | None, cache: bool, *, verify: bool, listener: Listener) -> Iterator[Run]:
+    """Open the model, take the output folder, and clean up whatever happens."""
+    listener.step(chosen.model.name, "reading the model")
+    model = open_model(chosen.model.path)
+    child.allow()
+    with contextlib.ExitStack() as stack:
+        if out is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="packager-")))
+        else:
+            folder = stack.enter_context(_output(out))
+        with storage_errors("preparing the build"):
+            work = Path(
+                stack.enter_context(
+                    tempfile.TemporaryDirectory(dir=folder, prefix=".staging-", ignore_cleanup_errors=True)
+                )
+            )
+        pool = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="reference"))
+        code = tree_digest(package_folder("packager"))
+        kept = default_cache() if cache else Cache(None)
+        run = Run(chosen, model, folder, work, kept, code, verify, listener, pool)
+        try:
+            yield run
+        except BaseException:
+            child.stop_all()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+@contextlib.contextmanager
+def _output(out: Path) -> Iterator[Path]:
+    """The output folder, ours alone while the run lasts; gone again if it was made for nothing."""
+    import filelock
+
+    existed = out.exists()
+    folder = writable_folder(out)
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
+    lock = filelock.FileLock(Path(tempfile.gettempdir()) / f"packager-{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        hint = "wait for it, or choose another folder with -o"
+        raise UsageError(f"{folder}: another packager run is writing there", hint) from None
+    try:
+        for stale in (*folder.glob(".staging-*"), *folder.glob(".old-*")):
+            remove_tree(stale)
+        yield folder
+    finally:
+        lock.release()
+        if not existed:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _run_targets(run: Run, targets: Sequence[Target], jobs: int | None) -> list[TargetResult]:
+    """All targets, ``jobs`` at a time, in the manifest's order. A refused reference ends the run at once."""
+    width = max(1, min(jobs or os.cpu_count() or 1, len(targets)))
+    with ThreadPoolExecutor(max_workers=width, thread_name_prefix="target") as pool:
+        futures: list[Future[TargetResult]] = [pool.submit(run_target, run, target) for target in targets]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            child.stop_all()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _finish_references(run: Run) -> list[Reference]:
+    return [ready.answered.result().reference for ready in run.started.values()]
+
+
+def golden(
+    model: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    source: str | None = None,
+    inputs: str | os.PathLike[str] | None = None,
+    cases: int = 3,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    listener: Listener | None = None,
+) -> Captured:
+    """Write golden cases for a model into the folder ``out``.
+
+    Args:
+        model: the ONNX file.
+        out: folder for ``golden.json`` and ``golden.safetensors``.
+        source: ``module:callable`` of the source framework's function; ``None`` takes the reference run's outputs.
+        inputs: golden files that give the inputs; ``None`` synthesises ``cases`` of them from ``seed``.
+        cases: how many to synthesise.
+        seed: of the synthesis.
+        dims: sizes of symbolic dimensions for the synthesis.
+        listener: is told what goes on.
+
+    Raises:
+        PackagerError: the model, the inputs or the source's outputs are refused, or ``out`` can't be written.
+    """
+    child.allow()
+    (listener or Silent()).step(Path(model).name, "capturing golden cases")
+    synthesis = SynthesisSettings(cases, seed, tuple(sorted((dims or {}).items())))
+    return capture(Path(model), Path(out), source=source, inputs=_path(inputs), synthesis=synthesis)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What ``packager verify`` says of one bundle."""
+
+    bundle: str
+    name: str
+    target: str
+    kind: str
+    verdict: Verdict | None
+    error: PackagerError | None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 for a pass, 6 for a failed verification, else the error's own status."""
+        if self.error is not None:
+            return self.error.exit_code
+        return 0 if self.verdict is not None and self.verdict.status == "passed" else 6
+
+
+def verify(bundle: str | os.PathLike[str], *, listener: Listener | None = None) -> Verified:
+    """Check a bundle (folder or archive) against its seal and run it against its goldens.
+
+    The bundle isn't changed, except that a folder gets a fresh ``verdict.json``.
+    Errors are in the result, not raised.
+    """
+    path = Path(bundle)
+    speak = listener or Silent()
+    child.allow()
+    try:
+        if path.is_file():
+            with unpacked(path) as folder:
+                return _verify(path, folder, speak)
+        return _verify(path, path, speak)
+    except PackagerError as error:
+        return Verified(str(path), "", "", "", None, error)
+
+
+def _verify(path: Path, folder: Path, listener: Listener) -> Verified:
+    opened = open_bundle(folder)
+    listener.step(path.name, "checking files")
+    try:
+        verdict, warnings = verify_folder(opened)
+    except PackagerError as error:
+        return Verified(str(path), opened.name, opened.target, opened.kind, None, error)
+    return Verified(str(path), opened.name, opened.target, opened.kind, verdict, None, warnings)
+
+
+__all__ = ["Planned", "Verified", "build", "golden", "inspect", "plan", "verify"]

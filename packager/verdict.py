@@ -1,0 +1,36 @@
+"""The verdict in short: what was executed and how far from its goldens it was. The whole of it is ``verdict.json``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packager.levels import Level
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verification found.
+
+    ``status`` is ``passed``, ``failed`` or ``unverified``. ``max_abs`` (in the output's units) and ``scaled``
+    (relative to the output's largest magnitude) are the worst over all float outputs and cases, ``cosine`` and
+    ``top1`` the lowest; ``None`` where nothing of the sort was measured.
+    """
+
+    status: str
+    level: Level
+    level_reason: str
+    runtime: str
+    version: str
+    device: str
+    cases: int
+    max_abs: float | None
+    scaled: float | None
+    cosine: float | None
+    top1: float | None
+    policy: str
+    failures: tuple[str, ...] = ()
+
+
+def unverified(reason: str, policy: str) -> Verdict:
+    """The verdict of a bundle that nobody executed."""
+    return Verdict("unverified", "none", reason, "", "", "", 0, None, None, None, None, policy)

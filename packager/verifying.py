@@ -1,0 +1,135 @@
+"""Verification: the bundle's own files executed in its runtime, every golden compared, and a verdict written.
+
+:func:`execute` runs in a child process. It loads the bundle through its room's runner and judges with
+:mod:`packager.parity`, the very comparator the bundle carries for its self-check.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from packager import child, parity
+from packager.bundle import VERDICT, Bundle, damage, open_bundle, strangers
+from packager.errors import PackagerError, ToolchainMissing, VerificationError
+from packager.files import write_text
+from packager.goldens import Array
+from packager.host import this_host
+from packager.room import Runner, RuntimeInfo, kind_named, missing_requirements
+from packager.verdict import Verdict
+
+GOLDEN = "golden"
+MAX_FAILURES = 20
+
+
+@dataclass(frozen=True)
+class VerifyJob:
+    """Input of :func:`execute`: the bundle's folder, the seal it must have, and where the verdict goes."""
+
+    bundle: Path
+    digest: str
+    verdict: Path
+
+
+def execute(job: VerifyJob) -> Verdict:
+    """Run every golden case of a bundle in its runtime and write the verdict.
+
+    Raises:
+        VerificationError: the bundle can't be read or loaded at all.
+    """
+    bundle = open_bundle(job.bundle)
+    if bundle.digest != job.digest:
+        raise VerificationError(f"{job.bundle}: changed while it was verified")
+    try:
+        golden = parity.read_golden(job.bundle / GOLDEN)
+    except parity.GoldenFileError as error:
+        raise VerificationError(str(error), "the bundle is damaged; build it again") from error
+    results: list[parity.CaseResult] = []
+    with kind_named(bundle.kind).load().runner(job.bundle) as runner:
+        for case in golden.cases:
+            outcome = _run(runner, case.inputs)
+            if isinstance(outcome, str):
+                results.append(parity.failed_case(case.name, outcome))
+            else:
+                found = parity.compare_case(case.name, case.outputs, outcome, golden.rules, golden.excluded_names)
+                results.append(found)
+        info = runner.info
+    document = parity.verdict_document(
+        results,
+        level=info.level,
+        level_reason=info.reason,
+        runtime={"name": info.name, "version": info.version, "device": info.device, **dict(info.details)},
+        host=asdict(this_host()),
+        policy={"name": golden.policy, "precision": golden.precision},
+        excluded=golden.excluded,
+        target=bundle.target,
+        kind=bundle.kind,
+        name=bundle.name,
+        version=bundle.version,
+        bundle_digest=bundle.digest,
+    )
+    write_text(job.verdict, parity.verdict_text(document))
+    return _summary(parity.judge(results), info, golden.policy, results)
+
+
+def _run(runner: Runner, feeds: Mapping[str, Array]) -> dict[str, Array] | str:
+    """Outputs, or the reason there are none."""
+    try:
+        return runner.run(feeds)
+    except PackagerError as error:
+        return f"the runtime failed: {error.message}"
+    except Exception as error:  # noqa: BLE001 - whatever a runtime raises is this case's failure
+        return f"the runtime failed: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+
+
+def _summary(overall: parity.Overall, info: RuntimeInfo, policy: str, results: list[parity.CaseResult]) -> Verdict:
+    def value(extreme: parity.Extreme | None) -> float | None:
+        return None if extreme is None else extreme.value
+
+    return Verdict(
+        status="passed" if overall.passed else "failed",
+        level=info.level,
+        level_reason=info.reason,
+        runtime=info.name,
+        version=info.version,
+        device=info.device,
+        cases=len(results),
+        max_abs=value(overall.max_abs),
+        scaled=value(overall.scaled),
+        cosine=value(overall.cosine),
+        top1=value(overall.top1),
+        policy=policy,
+        failures=overall.reasons[:MAX_FAILURES],
+    )
+
+
+def verify_folder(bundle: Bundle) -> tuple[Verdict, tuple[str, ...]]:
+    """Check an opened bundle's files, run it in a child process, and write its new ``verdict.json``.
+
+    Gives the verdict and warnings. A folder that can't be written keeps its old verdict, with a warning.
+
+    Raises:
+        VerificationError: files are missing or changed (each is named), or the bundle can't be loaded.
+        ToolchainMissing: the kind's runtime isn't installed here.
+    """
+    damaged = damage(bundle)
+    if damaged:
+        listed = "".join(f"\n  {line}" for line in damaged)
+        raise VerificationError(f"not what was sealed:{listed}", "the bundle is damaged or was edited; fetch it again")
+    kind = kind_named(bundle.kind)
+    missing = missing_requirements(kind, this_host())
+    if missing:
+        listed = "; ".join(f"{item.what} is missing" for item in missing)
+        raise ToolchainMissing(f"can't verify here: {listed}", "; ".join(item.how for item in missing))
+    warnings = [f"{name} is not part of the bundle" for name in strangers(bundle)]
+    with tempfile.TemporaryDirectory(prefix="packager-") as name:
+        written = Path(name) / VERDICT
+        job = VerifyJob(bundle.folder, bundle.digest, written)
+        verdict = child.call(execute, job, seconds=kind.facts.time_limits.verify, what="verifying")
+        try:
+            write_text(bundle.folder / VERDICT, written.read_text(encoding="utf-8"))
+        except OSError as error:
+            warnings.append(f"{VERDICT} was not refreshed: {error.strerror}")
+    return verdict, tuple(warnings)
