@@ -35,16 +35,17 @@ def row(name: str, covers: str, result: TargetResult) -> str:
     verdict = result.verdict
     level = verdict.level if verdict else "none"
     parity = f"max abs {verdict.max_abs:.2g}" if verdict and verdict.max_abs is not None else "-"
-    policy = verdict.policy if verdict else "-"
-    words = "passed" if result.status == "passed" else f"{result.status}: {'; '.join(reason(result))}"
+    policy = f"{verdict.policy} for {verdict.precision}" if verdict else "-"
+    words = "passed" if result.status == "passed" else f"{result.status}: {reason(result)}"
     cells = (name, covers, result.kind, words.replace("|", "\\|"), level, parity, policy)
     return "| " + " | ".join(cells) + " |\n"
 
 
-def reason(result: TargetResult) -> list[str]:
+def reason(result: TargetResult) -> str:
     """Why there is no bundle: the message's lines, at most four."""
     lines = [line.strip() for line in (*result.message.splitlines(), *result.diagnosis) if line.strip()]
-    return lines[:4] + ([f"and {len(lines) - 4} more"] if len(lines) > 4 else [])
+    more = [f"and {len(lines) - 4} more"] if len(lines) > 4 else []
+    return "; ".join(lines[:4] + more).replace(":;", ":")
 
 
 def main(path: Path) -> int:

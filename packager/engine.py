@@ -146,8 +146,8 @@ def build(
         chosen = _buildable(chosen, listener or Silent())
     begun = time.monotonic()
     with _running(chosen, Path(out), cache, verify=verify, listener=listener or Silent()) as run:
+        _start_references(run)
         results = _run_targets(run, chosen.targets, jobs)
-        references = _finish_references(run)
         report = Report(
             packager=__version__,
             model=str(chosen.model.path),
@@ -157,7 +157,7 @@ def build(
             opset=run.model.opset,
             out=str(out),
             hazards=run.model.hazards,
-            reference=references[0] if references else None,
+            reference=_reference(run),
             targets=tuple(results),
             seconds=time.monotonic() - begun,
         )
@@ -254,8 +254,26 @@ def _run_targets(run: Run, targets: Sequence[Target], jobs: int | None) -> list[
             raise
 
 
-def _finish_references(run: Run) -> list[Reference]:
-    return [ready.answered.result().reference for ready in run.started.values()]
+def _start_references(run: Run) -> None:
+    """Start the reference run that targets share, so that its refusal comes before anything is placed.
+
+    Raises:
+        GoldenError: the goldens don't fit the model.
+    """
+    if any(not run.key(target.shapes) for target in run.manifest.targets):
+        run.goldens(())
+
+
+def _reference(run: Run) -> Reference | None:
+    """The record of the shared reference run, or of the first that answered.
+
+    Raises:
+        Refused: the shared one refused the model or its goldens.
+    """
+    if () in run.started:
+        return run.started[()].answered.result().reference
+    answered = [ready.answered for ready in run.started.values()]
+    return next((future.result().reference for future in answered if future.exception() is None), None)
 
 
 def golden(

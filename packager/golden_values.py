@@ -238,7 +238,10 @@ def _mask(wanted: Wanted, rng: np.random.Generator) -> Ints:
 
 
 def _mixed(wanted: Wanted, rng: np.random.Generator, low: int, high: int) -> Ints:
-    """Small integers with every fifth a large one, as large as the operators that read them bear."""
+    """Small integers with large ones among them, as large as the operators that read them bear.
+
+    Every fifth place is large, and the last one from the second case on, so that small tensors see one too.
+    """
     amounts = {use.amount for use in wanted.of("arithmetic")}
     large = 8 if "small" in amounts else high // 4
     if "product" in amounts:
@@ -250,6 +253,8 @@ def _mixed(wanted: Wanted, rng: np.random.Generator, low: int, high: int) -> Int
     made = rng.integers(floor * small, small, wanted.shape, endpoint=True)
     extreme = rng.integers(floor * max(large, 1), max(large, 1), wanted.shape, endpoint=True)
     places = np.arange(math.prod(wanted.shape)).reshape(wanted.shape) % 5 == 4
+    if wanted.case:
+        places.reshape(-1)[-1:] = True
     return np.clip(np.where(places, extreme, made), low, high)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from packager import child, diagnosis, golden_store
 from packager.bundle import VERDICT, Bundle, open_bundle, seal
 from packager.cache import Cache, Ingredients, tree_digest
-from packager.dist import REJECTED, archive
+from packager.dist import archive
 from packager.errors import (
     GoldenError,
     InternalError,
@@ -29,9 +29,7 @@ from packager.errors import (
 )
 from packager.files import (
     clone_file,
-    clone_tree,
     remove_tree,
-    replace_folder,
     storage_error,
     storage_errors,
     to_json,
@@ -43,6 +41,7 @@ from packager.host import this_host
 from packager.levels import below
 from packager.manifest import Manifest, Target
 from packager.model import Model, Signature
+from packager.placing import REJECTED, Kept, keep, place, reject, take, withdraw
 from packager.policy import judged_precision, judging
 from packager.readme import write_readme
 from packager.reference import ReferenceJob, SynthesisSettings
@@ -52,6 +51,8 @@ from packager.results import Status, TargetResult
 from packager.room import Kind, Plan, PlanRequest, Stage, kind_named, missing_requirements, package_folder
 from packager.verdict import Verdict, unverified
 from packager.verifying import GOLDEN, VerifyJob, execute
+
+Shapes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,20 @@ class Run:
     verify: bool
     listener: Listener
     pool: Executor
-    started: dict[tuple[tuple[str, int], ...], Ready] = field(default_factory=dict)
+    started: dict[Shapes, Ready] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
-    def goldens(self, shapes: tuple[tuple[str, int], ...]) -> Ready:
+    def key(self, shapes: Shapes) -> Shapes:
+        """What the golden cases of a target depend on; empty for those that the whole run shares."""
+        return () if self.manifest.golden.path is not None else tuple(sorted(shapes))
+
+    def goldens(self, shapes: Shapes) -> Ready:
         """The golden cases for a target with these pinned shapes.
 
         Cases from files serve every target; synthesised ones are made anew for each set of shapes.
         """
         section = self.manifest.golden
-        key = () if section.path is not None else tuple(sorted(shapes))
+        key = self.key(shapes)
         with self.guard:
             if key not in self.started:
                 self.listener.step(self.manifest.model.name, "running the reference")
@@ -139,7 +144,7 @@ def run_target(run: Run, target: Target) -> TargetResult:
         run.listener.warn(f"a fault in packager itself; please report it\n{traceback.format_exc()}")
         result = _failed(target, InternalError(f"a fault in packager itself: {type(error).__name__}: {error}"))
     if result.exit_code:
-        _withdraw(run.out, name)
+        withdraw(run.out, name)
     result = replace(result, seconds=time.monotonic() - begun)
     run.listener.done(result)
     return result
@@ -171,39 +176,36 @@ def _failed(target: Target, error: PackagerError) -> TargetResult:
     )
 
 
-def _withdraw(out: Path, name: str) -> None:
-    """A target that failed must not leave an older bundle of the same name that passes for the new one."""
-    remove_tree(out / name)
-    for suffix in (".tar.gz", ".zip"):
-        (out / f"{name}{suffix}").unlink(missing_ok=True)
-
-
 def _run_target(run: Run, target: Target) -> TargetResult:
     kind = kind_named(target.kind)
     missing = missing_requirements(kind, this_host())
     if missing:
         listed = "; ".join(f"{item.what} is missing" for item in missing)
         raise ToolchainMissing(f"can't build {target.name}: {listed}", "; ".join(item.how for item in missing))
-    try:
-        ready = run.goldens(target.shapes)
-    except PackagerError as error:
-        raise _ReferenceRefused(error) from error
+    ready = run.goldens(target.shapes)
     plan = plan_target(run, target, ready.inputs)
     ingredients = _ingredients(run, target, plan, ready)
     entry = run.cache.find(ingredients)
     if entry is not None:
-        _answered(ready)
+        _answered(run, target)
         return _from_cache(run, target, plan, entry)
     misses = tuple(run.cache.explain(f"{run.manifest.model.path} {target.name}", ingredients))
     made = _build(run, target, plan, ready)
     return _finish(run, target, made, ingredients, misses)
 
 
-def _answered(ready: Ready) -> Answered:
+def _answered(run: Run, target: Target) -> Answered:
+    """The target's golden cases with the reference's answers, once those the whole run shares are there too.
+
+    A refusal of the shared ones ends the run before anything is placed; one of cases made for a target's own shapes
+    is that target's failure.
+    """
     try:
-        return ready.answered.result()
+        if () in run.started:
+            run.started[()].answered.result()
     except PackagerError as error:
         raise _ReferenceRefused(error) from error
+    return run.goldens(target.shapes).answered.result()
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,7 @@ class _Made:
 def _build(run: Run, target: Target, plan: Plan, ready: Ready) -> _Made:
     folder = run.work / target.name / "bundle"
     _build_in_child(run, target, plan, ready.inputs, folder)
-    answered = _answered(ready)
+    answered = _answered(run, target)
     if _inputs_digest(answered.goldens) != _inputs_digest(ready.inputs):
         # The first guess at inputs didn't run; plan with those that did, and build again if that changes anything.
         again = plan_target(run, target, answered.goldens)
@@ -258,9 +260,10 @@ def _build(run: Run, target: Target, plan: Plan, ready: Ready) -> _Made:
             _build_in_child(run, target, plan, answered.goldens, folder)
     kind = kind_named(target.kind)
     goldens = _fitting(answered.goldens, plan, target)
+    precision = judged_precision(run.model, target.precision)
     judged = judging(
         run.manifest.policy,
-        judged_precision(run.model, target.precision),
+        precision,
         run.model,
         answered.reference.excluded,
         kind.facts,
@@ -272,12 +275,12 @@ def _build(run: Run, target: Target, plan: Plan, ready: Ready) -> _Made:
             goldens,
             judged.rules,
             policy=judged.description,
-            precision=judged_precision(run.model, target.precision),
+            precision=precision,
             excluded=dict(answered.reference.excluded),
         )
         add_selfcheck(folder)
         bundle = seal(folder, plan, tool_versions(kind), kind.facts.roles)
-    verdict = unverified("not executed: verification was switched off", judged.description)
+    verdict = unverified("not executed: verification was switched off", judged.description, precision)
     if run.verify:
         run.listener.step(target.name, "verifying")
         job = VerifyJob(folder, bundle.digest, folder / VERDICT)
@@ -401,16 +404,13 @@ def _finish(run: Run, target: Target, made: _Made, ingredients: Ingredients, mis
         if verdict.status == "failed":
             run.listener.step(target.name, "looking for the node at fault")
             diagnosed = diagnosis.diagnose(run.model, made.plan, made.folder)
-        with storage_errors("keeping the rejected bundle"):
-            (run.out / REJECTED).mkdir(exist_ok=True)
-            replace_folder(made.folder, run.out / REJECTED / name)
         return replace(
             base,
             status="failed",
             exit_code=trouble.exit_code,
             message=trouble.message,
             hint=trouble.hint,
-            bundle=f"{REJECTED}/{name}",
+            bundle=reject(run.out, name, made.folder),
             diagnosis=diagnosed,
         )
     packed = None
@@ -419,8 +419,28 @@ def _finish(run: Run, target: Target, made: _Made, ingredients: Ingredients, mis
         packed = run.work / target.name / f"{name}.{target.archive}"
         with storage_errors("archiving"):
             archive(made.folder, packed, name)
-    _cache(run, ingredients, made.folder, packed, made)
-    return _place(run, target, base, made.folder, packed)
+    keep(run.cache, ingredients, Kept(made.folder, packed, verdict))
+    return place(run.out, name, base, made.folder, packed)
+
+
+def _from_cache(run: Run, target: Target, plan: Plan, entry: Path) -> TargetResult:
+    run.listener.step(target.name, "taking the bundle from the cache")
+    name = bundle_name(run.manifest, target)
+    kept = take(entry, run.work / target.name, f"{name}.{target.archive}")
+    bundle = open_bundle(kept.folder)
+    base = TargetResult(
+        target=target.name,
+        kind=target.kind,
+        precision=target.precision,
+        status="passed",
+        exit_code=0,
+        verdict=kept.verdict,
+        bundle_digest=bundle.digest,
+        bytes=bundle.total_bytes,
+        cached=True,
+        notes=plan.notes,
+    )
+    return place(run.out, name, base, kept.folder, kept.packed)
 
 
 def _trouble(target: Target, verdict: Verdict) -> VerificationError | None:
@@ -438,63 +458,6 @@ def _trouble(target: Target, verdict: Verdict) -> VerificationError | None:
             "build on a machine that can execute the target, or lower min_level",
         )
     return None
-
-
-def _cache(run: Run, ingredients: Ingredients, folder: Path, packed: Path | None, made: _Made) -> None:
-    def fill(entry: Path) -> None:
-        from pydantic import TypeAdapter
-
-        clone_tree(folder, entry / "bundle")
-        (entry / "verdict-summary.json").write_bytes(TypeAdapter(Verdict).dump_json(made.verdict))
-        if packed is not None:
-            clone_file(packed, entry / "archive")
-
-    run.cache.store(ingredients, fill)
-
-
-def _from_cache(run: Run, target: Target, plan: Plan, entry: Path) -> TargetResult:
-    from pydantic import TypeAdapter
-
-    run.listener.step(target.name, "taking the bundle from the cache")
-    verdict = TypeAdapter(Verdict).validate_json((entry / "verdict-summary.json").read_bytes())
-    work = run.work / target.name
-    packed = None
-    with storage_errors("copying from the cache"):
-        clone_tree(entry / "bundle", work / "bundle")
-        if (entry / "archive").exists():
-            packed = work / f"{bundle_name(run.manifest, target)}.{target.archive}"
-            clone_file(entry / "archive", packed)
-    bundle = open_bundle(work / "bundle")
-    base = TargetResult(
-        target=target.name,
-        kind=target.kind,
-        precision=target.precision,
-        status="passed",
-        exit_code=0,
-        verdict=verdict,
-        bundle_digest=bundle.digest,
-        bytes=bundle.total_bytes,
-        cached=True,
-        notes=plan.notes,
-    )
-    return _place(run, target, base, work / "bundle", packed)
-
-
-def _place(run: Run, target: Target, result: TargetResult, folder: Path, packed: Path | None) -> TargetResult:
-    """Move a finished bundle and its archive into the output folder."""
-    from packager.model import sha256_file
-
-    name = bundle_name(run.manifest, target)
-    with storage_errors("placing the bundle"):
-        _withdraw(run.out, name)
-        remove_tree(run.out / REJECTED / name)
-        replace_folder(folder, run.out / name)
-        result = replace(result, bundle=name)
-        if packed is None:
-            return replace(result, status="unverified", message=result.verdict.level_reason if result.verdict else "")
-        digest, size = sha256_file(packed), packed.stat().st_size
-        packed.replace(run.out / packed.name)
-    return replace(result, archive=packed.name, archive_sha256=digest, archive_bytes=size)
 
 
 __all__ = ["BuildJob", "Run", "build_stage", "bundle_name", "plan_target", "run_target", "tool_versions"]

@@ -13,7 +13,8 @@ class Verdict:
 
     ``status`` is ``passed``, ``failed`` or ``unverified``. ``max_abs`` (in the output's units) and ``scaled``
     (relative to the output's largest magnitude) are the worst over all float outputs and cases, ``cosine`` and
-    ``top1`` the lowest; ``None`` where nothing of the sort was measured.
+    ``top1`` the lowest; ``None`` where nothing of the sort was measured. ``policy`` and ``precision`` say how it was
+    judged.
     """
 
     status: str
@@ -28,9 +29,10 @@ class Verdict:
     cosine: float | None
     top1: float | None
     policy: str
+    precision: str
     failures: tuple[str, ...] = ()
 
 
-def unverified(reason: str, policy: str) -> Verdict:
+def unverified(reason: str, policy: str, precision: str) -> Verdict:
     """The verdict of a bundle that nobody executed."""
-    return Verdict("unverified", "none", reason, "", "", "", 0, None, None, None, None, policy)
+    return Verdict("unverified", "none", reason, "", "", "", 0, None, None, None, None, policy, precision)

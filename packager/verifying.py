@@ -71,7 +71,7 @@ def execute(job: VerifyJob) -> Verdict:
         bundle_digest=bundle.digest,
     )
     write_text(job.verdict, parity.verdict_text(document))
-    return _summary(parity.judge(results), info, golden.policy, results)
+    return _summary(parity.judge(results), info, golden, len(results))
 
 
 def _run(runner: Runner, feeds: Mapping[str, Array]) -> dict[str, Array] | str:
@@ -84,7 +84,7 @@ def _run(runner: Runner, feeds: Mapping[str, Array]) -> dict[str, Array] | str:
         return f"the runtime failed: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
 
 
-def _summary(overall: parity.Overall, info: RuntimeInfo, policy: str, results: list[parity.CaseResult]) -> Verdict:
+def _summary(overall: parity.Overall, info: RuntimeInfo, golden: parity.Golden, cases: int) -> Verdict:
     def value(extreme: parity.Extreme | None) -> float | None:
         return None if extreme is None else extreme.value
 
@@ -95,12 +95,13 @@ def _summary(overall: parity.Overall, info: RuntimeInfo, policy: str, results: l
         runtime=info.name,
         version=info.version,
         device=info.device,
-        cases=len(results),
+        cases=cases,
         max_abs=value(overall.max_abs),
         scaled=value(overall.scaled),
         cosine=value(overall.cosine),
         top1=value(overall.top1),
-        policy=policy,
+        policy=golden.policy,
+        precision=golden.precision,
         failures=overall.reasons[:MAX_FAILURES],
     )
 

@@ -348,3 +348,20 @@ def test_without_a_manifest_the_defaults_are_the_manifests(tmp_path: Path, tiny:
     builders.relu(tmp_path / "relu.onnx")
     made = manifests.default(tmp_path / "relu.onnx", [tiny])
     assert (made.model.name, made.model.version, made.golden.cases) == ("relu", "0.0.0", 3)
+
+
+def test_goldens_that_fail_for_one_targets_shapes_are_that_targets_failure(tiny: str, tmp_path: Path):
+    """Reshape to [2, 3] takes only a batch of 2, so nothing can be synthesised at a batch of 5."""
+    shape = helper.make_tensor("s", builders.INT64, [2], [2, 3])
+    node = helper.make_node("Reshape", ["x", "s"], ["y"])
+    proto = builders.model([node], [builders.value("x")], [builders.value("y", shape=(2, 3))], [shape])
+    builders.save(proto, tmp_path / "m.onnx")
+    path = tmp_path / "packager.toml"
+    path.write_text(
+        '[model]\npath = "m.onnx"\n[targets.two]\nkind = "tiny"\nshapes = { n = 2 }\n'
+        '[targets.five]\nkind = "tiny"\nshapes = { n = 5 }\n'
+    )
+    report = build(path, tmp_path / "dist")
+    assert [result.status for result in report.targets] == ["passed", "refused"]
+    assert report.exit_code == 3 and "Reshape" in report.targets[1].message
+    assert report.reference is not None
