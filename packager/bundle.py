@@ -137,7 +137,7 @@ def open_bundle(folder: Path) -> Bundle:
     data = path.read_bytes()
     try:
         return _parse(folder, data)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
         raise VerificationError(
             f"{path}: malformed: {what}", "the bundle is damaged; fetch or build it again"

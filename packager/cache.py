@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from packager.errors import UsageError
 from packager.files import list_files, remove_tree, replace_folder, to_json, write_text
 
 Ingredients = Mapping[str, str]
@@ -69,10 +71,7 @@ class Cache:
         if self.root is None:
             return ["the cache is off"]
         path = self.root / "last" / f"{hashlib.sha256(subject.encode()).hexdigest()}.json"
-        try:
-            before: dict[str, str] | None = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            before = None
+        before = _recorded(path)
         try:
             write_text(path, to_json(dict(ingredients)))
         except OSError:
@@ -88,7 +87,12 @@ class Cache:
 
 
 def default_cache() -> Cache:
-    """The user's cache, where the platform keeps such things."""
+    """The user's cache, where the platform keeps such things.
+
+    Raises:
+        UsageError: ``PACKAGER_CACHE_MAX_GB`` is no size.
+    """
+    _bound()
     chosen = os.environ.get("PACKAGER_CACHE_DIR")
     if chosen:
         return Cache(Path(chosen).absolute())
@@ -120,6 +124,28 @@ def _short(value: str | None) -> str:
     return value if len(value) <= 24 else value[:21] + "..."
 
 
+def _recorded(path: Path) -> dict[str, str] | None:
+    """The ingredients recorded last; ``None`` where there are none, or where the record is spoilt."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    sound = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
+    return found if sound else None
+
+
+def _bound() -> float:
+    """How many bytes the cache may hold."""
+    text = os.environ.get("PACKAGER_CACHE_MAX_GB") or "20"
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not size >= 0:
+        raise UsageError(f"PACKAGER_CACHE_MAX_GB is '{text}', which is no size", "give a number of GB, such as 20")
+    return size * 1e9
+
+
 def _contents(folder: Path) -> dict[str, list[object]]:
     from packager.model import sha256_file
 
@@ -134,13 +160,13 @@ def _whole(folder: Path) -> bool:
     try:
         listed = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
         return bool(listed == _contents(folder))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 
 def _prune(root: Path, keep: Path) -> None:
     """Drop the entries unused for longest until the cache fits its bound, and leavings of killed runs."""
-    limit = float(os.environ.get("PACKAGER_CACHE_MAX_GB") or 20) * 1e9
+    limit = _bound()
     for stale in root.glob("new-*"):
         if time.time() - stale.stat().st_mtime > 86400:
             remove_tree(stale)

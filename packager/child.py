@@ -157,8 +157,9 @@ def _revive(error: dict[str, str], folder: Path, what: str) -> PackagerError:
     cls = error_types().get(error["type"])
     if cls is None:
         return BuildError(f"{what}: {error['type']}: {error['message']}{_log_tail(folder)}")
-    if cls.__init__ is not PackagerError.__init__:
-        return PackagerError(error["message"], error["hint"])
+    # A class with a constructor of its own comes back as the nearest one that takes just a message and a hint.
+    while cls.__init__ is not PackagerError.__init__:
+        cls = cls.__bases__[0]
     return cls(error["message"], error["hint"])
 
 

@@ -8,10 +8,12 @@ import json
 import math
 import os
 import shutil
+import struct
 import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +24,11 @@ FICLONE = 0x40049409
 
 MAX_UNPACKED_BYTES = 64 << 30
 MAX_UNPACKED_FILES = 100_000
+
+NOT_WHOLE = (
+    OSError, EOFError, ValueError, RuntimeError, tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
+"""What the readers of the standard library raise for a damaged archive."""
 
 
 @contextlib.contextmanager
@@ -172,7 +179,7 @@ def unpacked(archive: Path) -> Iterator[Path]:
                 _untar(archive, folder)
         except PackagerError:
             raise
-        except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, ValueError, RuntimeError) as error:
+        except NOT_WHOLE as error:
             raise VerificationError(f"{archive}: not a whole archive: {error}", "fetch it again") from error
         tops = list(folder.iterdir())
         if len(tops) != 1 or not tops[0].is_dir():
@@ -197,6 +204,8 @@ def _unzip(archive: Path, folder: Path) -> None:
         for info in zipped.infolist():
             count, total = count + 1, total + info.file_size
             _check_member(archive, info.filename, count, total)
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise VerificationError(f"{archive}: member '{info.filename}' is compressed in an unknown way")
             zipped.extract(info, folder)
 
 

@@ -142,9 +142,9 @@ class Node:
     def label(self) -> str:
         """How messages name the node: its name, or the output it makes where it has none."""
         if self.name:
-            return f"{self.operator} '{self.name}'"
+            return printable(f"{self.operator} '{self.name}'")
         made = next((name for name in self.outputs if name), "")
-        return f"{self.operator} (unnamed, makes '{made}')" if made else f"{self.operator} (unnamed)"
+        return printable(f"{self.operator} (unnamed, makes '{made}')" if made else f"{self.operator} (unnamed)")
 
     def attribute(self, name: str) -> Attribute | None:
         """The attribute of that name, if the node has it."""
@@ -236,6 +236,14 @@ def node_tensors(nodes: tuple[Node, ...]) -> Iterator[Tensor]:
             yield from attribute.tensors
             for inner in attribute.graphs:
                 yield from inner.tensors()
+
+
+def printable(text: str) -> str:
+    """The text on one line without control characters: names in a model may hold anything, a terminal gets none of it.
+
+    Letters of all scripts stay; what isn't printable is shown as its Python escape.
+    """
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def format_dims(dims: tuple[Dim, ...]) -> str:

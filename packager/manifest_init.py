@@ -16,6 +16,7 @@ from pydantic import BaseModel, JsonValue
 
 from packager import names, room
 from packager.errors import UsageError
+from packager.graph import printable
 from packager.manifest_tables import Bounds, GatesTable, GoldenTable, ModelTable, TargetTable, room_options
 from packager.manifest_text import dotted, toml_text
 from packager.model import Model, TensorSpec
@@ -127,16 +128,11 @@ def _value(value: JsonValue) -> str:
 
 
 def _prose(text: str) -> Iterator[str]:
-    yield from (f"# {line}" for line in textwrap.wrap(_printable(" ".join(text.split())), WIDTH))
-
-
-def _printable(text: str) -> str:
-    """``text`` fit for a comment: what doesn't print, line ends first of all, is escaped."""
-    return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in text)
+    yield from (f"# {line}" for line in textwrap.wrap(printable(" ".join(text.split())), WIDTH))
 
 
 def _shown(spec: TensorSpec) -> str:
-    return toml_text(spec.name) + _printable(str(replace(spec, name="")))
+    return toml_text(spec.name) + printable(str(replace(spec, name="")))
 
 
 def _path(path: Path, folder: Path) -> str:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packager.graph import printable
 from packager.room import Kind, package_folder
 
 if TYPE_CHECKING:
@@ -82,11 +83,9 @@ def _has_surrogates(text: str) -> bool:
 
 def markdown(text: str) -> str:
     """Text safe inside a Markdown line or table cell: punctuation that Markdown reads is escaped, line ends shown."""
-    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    return "".join("\\" + char if char in "\\`*_{}[]()#+!|<>~&" else char for char in shown)
+    return "".join("\\" + char if char in "\\`*_{}[]()#+!|<>~&" else char for char in printable(text))
 
 
 def markdown_code(text: str) -> str:
     """Text for inside a Markdown code span in a table: no backtick, no bar, no line end."""
-    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    return shown.replace("`", "\N{MODIFIER LETTER GRAVE ACCENT}").replace("|", "\\|")
+    return printable(text).replace("`", "\N{MODIFIER LETTER GRAVE ACCENT}").replace("|", "\\|")

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from packager.errors import PackagerError
 from packager.files import to_json
+from packager.graph import printable
 from packager.results import STATUS_WORDS, Report, TargetResult
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class PlainProgress:
 
     def _say(self, text: str) -> None:
         with self._guard:
-            self._stream.write(text + "\n")
+            self._stream.write(lines_of(text))
             self._stream.flush()
 
 
@@ -129,7 +130,7 @@ def outcome(result: TargetResult) -> str:
     if result.verdict is not None and result.status == "passed":
         suffix = " (cached)" if result.cached else ""
         return f"{words} at level {result.verdict.level}, {parity_number(result)}{suffix}"
-    return f"{words}: {result.message.splitlines()[0]}" if result.message else words
+    return printable(f"{words}: {result.message.splitlines()[0]}") if result.message else words
 
 
 def parity_number(result: TargetResult) -> str:
@@ -168,7 +169,12 @@ def table(report: Report) -> str:
             lines += [f"  {line}" for line in result.diagnosis]
             if result.hint:
                 lines.append(f"  hint: {result.hint}")
-    return "\n".join(lines) + "\n"
+    return lines_of("\n".join(lines))
+
+
+def lines_of(text: str) -> str:
+    """The text line by line, each printable, with a final newline."""
+    return "".join(printable(line) + "\n" for line in text.split("\n"))
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -193,7 +199,7 @@ def human_bytes(size: int | None) -> str:
 
 def error_text(error: PackagerError) -> str:
     """The lines an error is shown as."""
-    return f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")
+    return lines_of(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
 
 
 def report_document(report: Report) -> dict[str, object]:
@@ -268,12 +274,7 @@ def model_text(model: Model) -> str:
     lines += [f"output    {spec}" for spec in model.signature.outputs]
     for hazard in model.hazards:
         lines.append(f"hazard    {hazard.message} [{hazard.code}]" + (f"; {hazard.hint}" if hazard.hint else ""))
-    return "\n".join(_printable(line) for line in lines) + "\n"
-
-
-def _printable(line: str) -> str:
-    """Names in a model may hold anything; a terminal gets no control characters from them."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
+    return "\n".join(printable(line) for line in lines) + "\n"
 
 
 def plans_text(planned: Sequence[Planned]) -> str:
@@ -294,7 +295,7 @@ def plans_text(planned: Sequence[Planned]) -> str:
             settings = ", ".join(f"{key} {value}" for key, value in step.settings)
             lines.append(f"  {number}. {step.title}" + (f": {settings}" if settings else ""))
         lines += [f"  note: {note}" for note in plan.notes]
-    return "\n".join(_printable(line) for line in lines) + "\n"
+    return "\n".join(printable(line) for line in lines) + "\n"
 
 
 def plans_json(planned: Sequence[Planned]) -> str:
@@ -335,7 +336,7 @@ def verified_text(results: Sequence[Verified]) -> str:
             )
             lines += [f"  {failure}" for failure in verdict.failures]
         lines += [f"  warning: {warning}" for warning in result.warnings]
-    return "\n".join(_printable(line) for line in lines) + "\n"
+    return "\n".join(printable(line) for line in lines) + "\n"
 
 
 def verified_json(results: Sequence[Verified]) -> str:

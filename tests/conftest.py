@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,3 +43,25 @@ def corpus() -> Path:
     if not CORPUS.is_dir():
         pytest.fail("the real models are absent; run `python examples/fetch.py .corpus` (make test does)")
     return CORPUS
+
+
+_skipped: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember what was skipped of the tests that drive real runtimes."""
+    if report.skipped and report.nodeid.startswith("tests/targets/"):
+        _skipped.append(f"{report.nodeid}: {report.longrepr[2] if isinstance(report.longrepr, tuple) else ''}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In continuous integration every kind's runtime must be driven: a skip there is a failure, and is named."""
+    if os.environ.get("CI") and _skipped and not hasattr(session.config, "workerinput"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which skips made the run fail."""
+    if os.environ.get("CI"):
+        for line in _skipped:
+            terminalreporter.write_line(f"must not be skipped in CI: {line}", red=True)

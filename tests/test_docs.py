@@ -65,7 +65,7 @@ def test_the_target_toml_of_the_guide_is_one():
     assert facts.limits.ir == 13
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")) + ["../README.md"])
+@pytest.mark.parametrize("page", [*sorted(path.name for path in (ROOT / "docs").glob("*.md")), "../README.md"])
 def test_links_lead_somewhere(page: str):
     path = ROOT / "docs" / page
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
