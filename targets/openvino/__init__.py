@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packager.host import Host
+from packager.room import Missing, Plan, PlanRequest, Runner, RuntimeInfo, Stage
 from packager.targets.openvino.options import Options
 from packager.targets.openvino.planning import plan_for
 
-from packager.host import Host
-from packager.room import Missing, Plan, PlanRequest, Runner, RuntimeInfo, Stage
-
 if TYPE_CHECKING:
     import numpy as np
+
     from packager.targets.openvino.infer import Model
 
 __all__ = ["Options", "build", "missing", "plan", "runner"]
@@ -59,10 +59,9 @@ def runner(bundle: Path) -> Iterator[Runner]:
     Raises:
         VerificationError: the bundle doesn't load, or OpenVINO can't compile it.
     """
+    from packager.errors import VerificationError
     from packager.targets.openvino.convert import plain
     from packager.targets.openvino.infer import Model
-
-    from packager.errors import VerificationError
 
     try:
         model = Model(bundle)
@@ -95,9 +94,8 @@ class _Runner:
         Raises:
             VerificationError: OpenVINO refused the inputs or failed while computing.
         """
-        from packager.targets.openvino.convert import plain
-
         from packager.errors import VerificationError
+        from packager.targets.openvino.convert import plain
 
         try:
             outputs: dict[str, np.ndarray] = self._model.run(feeds)

@@ -14,14 +14,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packager.targets.openvino import infer
-from packager.targets.openvino.hazards import rewrites
-from packager.targets.openvino.restore import element_type, restore_names
-
 from packager.errors import BuildError, StorageError
 from packager.graph import Dim, Node, Structure, format_dims
 from packager.model import Model, Signature, TensorSpec, open_model
 from packager.room import Plan, Stage
+from packager.targets.openvino import infer
+from packager.targets.openvino.hazards import rewrites
+from packager.targets.openvino.restore import element_type, restore_names
 
 if TYPE_CHECKING:
     import openvino

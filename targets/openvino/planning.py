@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from packager.targets.openvino.hazards import REWRITES, Finding, notes, refusals, rewrites
-from packager.targets.openvino.options import Options
-
 from packager.errors import Refused
 from packager.graph import format_dims
 from packager.model import Model, Signature
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
+from packager.targets.openvino.hazards import REWRITES, Finding, notes, refusals, rewrites
+from packager.targets.openvino.options import Options
 
 WIDE = {"int64": "32-bit integers", "uint64": "32-bit integers", "float64": "float32"}
 """Signature dtypes that OpenVINO's CPU plugin takes and gives but computes in something smaller."""

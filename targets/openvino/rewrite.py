@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packager.targets.openvino.hazards import known_ranks, rewrite_of, scoped_nodes
-
 from packager.errors import BuildError
 from packager.graph import Structure, read_structure
+from packager.targets.openvino.hazards import known_ranks, rewrite_of, scoped_nodes
 
 if TYPE_CHECKING:
     import onnx

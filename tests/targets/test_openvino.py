@@ -14,8 +14,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from packager.targets import openvino as room
-from packager.targets.openvino import infer
 
 from packager.bundle import seal
 from packager.errors import BuildError, Refused, VerificationError
@@ -23,6 +21,8 @@ from packager.goldens import GoldenSet
 from packager.model import open_model
 from packager.render import render
 from packager.room import Plan, PlanRequest, Stage, kind_named
+from packager.targets import openvino as room
+from packager.targets.openvino import infer
 from tests.builders import BOOL, FLOAT, INT32, INT64, STRING, model, relu, save, value
 
 KIND = kind_named("openvino")
