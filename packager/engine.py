@@ -25,11 +25,14 @@ from packager.errors import PackagerError, UsageError
 from packager.files import remove_tree, storage_errors, unpacked, writable_folder
 from packager.manifest import Manifest, Target
 from packager.model import Model, open_model
+from packager.planning import open_source, plan_target
+from packager.precisions import AUTO
 from packager.reference import Reference, SynthesisSettings
 from packager.report import Listener, Silent
 from packager.results import Report, TargetResult
-from packager.room import Plan, package_folder
-from packager.targeting import Run, plan_target, run_target
+from packager.room import Plan, kind_named, package_folder
+from packager.run import ReferenceRefused, Run
+from packager.targeting import run_target
 from packager.verdict import Verdict
 from packager.verifying import verify_folder
 
@@ -98,12 +101,25 @@ def plan(
     chosen = read_manifest(_path(model), _path(manifest), targets, _path(golden))
     with _running(chosen, None, cache, verify=False, listener=listener or Silent()) as run:
         planned: list[Planned] = []
-        for target in chosen.targets:
+        for target in _rungs(chosen):
             try:
-                planned.append(Planned(target.name, target.kind, plan_target(run, target), None))
+                decided = plan_target(run, target, open_source(run, target))
+                planned.append(Planned(target.name, target.kind, decided, None))
+            except ReferenceRefused as error:
+                raise error.cause from None
             except PackagerError as error:
                 planned.append(Planned(target.name, target.kind, None, error))
         return tuple(planned)
+
+
+def _rungs(chosen: Manifest) -> Iterator[Target]:
+    """Every target, one of precision ``auto`` once for each precision it may take."""
+    for target in chosen.targets:
+        if target.precision == AUTO:
+            ladder = kind_named(target.kind).facts.dialect.ladder
+            yield from (manifests.at_precision(chosen, target, precision) for precision in ladder)
+        else:
+            yield target
 
 
 def build(
@@ -169,7 +185,7 @@ def build(
 def _buildable(chosen: Manifest, listener: Listener) -> Manifest:
     """Without a manifest and without names: the kinds whose toolchain is here; the others are named."""
     from packager.host import this_host
-    from packager.room import kind_named, missing_requirements
+    from packager.room import missing_requirements
 
     keep = []
     for target in chosen.targets:

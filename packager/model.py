@@ -11,12 +11,17 @@ import hashlib
 import mmap
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING
 
 from packager.errors import ModelError, UsageError
 from packager.graph import Dim, Structure, Tensor, Value, format_dims, read_structure
 from packager.wire import WireError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 RANDOM_OPERATORS = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -52,6 +57,21 @@ class Signature:
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+    def takes(self, feeds: Mapping[str, np.ndarray]) -> bool:
+        """Whether arrays (by input name) have the ranks and fixed dims of the inputs; dtypes aren't looked at."""
+        return all(
+            spec.dims is None
+            or (
+                spec.name in feeds
+                and len(spec.dims) == feeds[spec.name].ndim
+                and all(
+                    not isinstance(dim, int) or dim == size
+                    for dim, size in zip(spec.dims, feeds[spec.name].shape, strict=True)
+                )
+            )
+            for spec in self.inputs
+        )
 
     def symbols(self) -> tuple[str, ...]:
         """Names of the symbolic dimensions of the inputs, in order of appearance."""

@@ -404,7 +404,7 @@ def kinds_text(chosen: Sequence[Kind]) -> str:
     """``targets`` as text."""
     rows = [("KIND", "LEVEL", "PRECISIONS", "WHAT")]
     rows += [
-        (kind.name, kind.facts.level, ", ".join(kind.facts.precisions), f"{kind.facts.title}: {kind.facts.summary}")
+        (kind.name, kind.facts.level, ", ".join(kind.facts.choices), f"{kind.facts.title}: {kind.facts.summary}")
         for kind in chosen
     ]
     return "\n".join(columns(rows)) + "\n"
