@@ -9,14 +9,14 @@ stays float32, what the last node makes gets another name and a Cast makes the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from packager.float16_rules import MOVING, constant, largest, subgraphs
-from packager.float16_slots import TYPED_BY_CONTROL, Need, Slots, is_float32, slots_of
+from packager.float16_slots import Need, Slots, is_float32, slots_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -40,7 +40,7 @@ def graphs_of(model: ir.Model) -> dict[ir.Graph, ir.Node | None]:
 
 
 @dataclass
-class _Work:
+class Work:
     """What the rewriting of one model knows: its graphs, what every node does and what names are taken."""
 
     graphs: dict[ir.Graph, ir.Node | None]
@@ -114,12 +114,12 @@ def rewrite(
     graphs = graphs_of(model)
     opsets = {"" if domain == "ai.onnx" else domain: version for domain, version in model.opset_imports.items()}
     slots = {node: slots_of(node, opsets, _SCHEMA_TYPES[low.name]) for graph in graphs for node in graph}
-    work = _Work(graphs, low, keep_io, slots, _with_bodies(stored))
-    values = list(_values(graphs))
+    work = Work(graphs, low, keep_io, slots, _with_bodies(stored))
+    values = list(values_of(graphs))
     work.names.update(value.name for value in values if value.name)
     work.names.update(node.name for node in slots if node.name)
     _decide(work, _with_bodies(kept))
-    outputs = _outputs(graphs)
+    outputs = outputs_of(graphs)
     makers = [value for value in values if is_float32(value)]
     plans = [(value, work.made(value), _wanted(work, value, outputs)) for value in makers]
     final = {value: work.dtype(need) for value, need, _ in plans if need is not None}
@@ -130,14 +130,15 @@ def rewrite(
             _place_constant(work, value, wanted)
         else:
             value.dtype = work.dtype(need)
-            _add_cast(work, value, need, wanted, final)
+            _addcast_of(work, value, need, wanted, final)
     for node in [node for graph in graphs for node in graph if node.op_type == "Cast" and not node.domain]:
         if not node.outputs[0].uses() and not node.outputs[0].is_graph_output() and node.graph is not None:
             node.graph.remove(node, safe=True)
     return any(value.dtype == low for value in makers)
 
 
-def _values(graphs: Iterable[ir.Graph]) -> Iterator[ir.Value]:
+def values_of(graphs: Iterable[ir.Graph]) -> Iterator[ir.Value]:
+    """Every value of the graphs, once: inputs, initializers, then what nodes make, in order."""
     seen: set[ir.Value] = set()
     for graph in graphs:
         made = (value for node in graph for value in node.outputs)
@@ -158,7 +159,7 @@ def _with_bodies(kept: Iterable[ir.Node]) -> set[ir.Node]:
     return found
 
 
-def _decide(work: _Work, kept: set[ir.Node]) -> None:
+def _decide(work: Work, kept: set[ir.Node]) -> None:
     """Which nodes compute in half precision.
 
     What moves values or makes them from nothing goes with its neighbours: half where its source is half already, or
@@ -167,7 +168,7 @@ def _decide(work: _Work, kept: set[ir.Node]) -> None:
     free = {node for node, slots in work.slots.items() if node not in kept and slots.can_be_low}
     moving = {node for node in free if _is_moving(node)}
     work.is_low |= free - moving
-    outputs = _outputs(work.graphs)
+    outputs = outputs_of(work.graphs)
     changed = True
     while changed:
         turned = {node for node in moving - work.is_low if _goes_low(work, node, outputs)}
@@ -179,7 +180,7 @@ def _is_moving(node: ir.Node) -> bool:
     return not node.domain and node.op_type in (MOVING | {"Cast", "ConstantOfShape"})
 
 
-def _goes_low(work: _Work, node: ir.Node, outputs: dict[ir.Value, list[tuple[ir.Graph, int]]]) -> bool:
+def _goes_low(work: Work, node: ir.Node, outputs: dict[ir.Value, list[tuple[ir.Graph, int]]]) -> bool:
     sources = [work.made(value) for value in node.inputs if value is not None and is_float32(value)]
     if "low" in sources:
         return True
@@ -202,7 +203,8 @@ class _Wanted:
     wide_outputs: list[tuple[ir.Graph, int]] = field(default_factory=list)
 
 
-def _outputs(graphs: Iterable[ir.Graph]) -> dict[ir.Value, list[tuple[ir.Graph, int]]]:
+def outputs_of(graphs: Iterable[ir.Graph]) -> dict[ir.Value, list[tuple[ir.Graph, int]]]:
+    """Values that graphs give, with the graph and the place among its outputs."""
     found: dict[ir.Value, list[tuple[ir.Graph, int]]] = {}
     for graph in graphs:
         for index, value in enumerate(graph.outputs):
@@ -210,7 +212,7 @@ def _outputs(graphs: Iterable[ir.Graph]) -> dict[ir.Value, list[tuple[ir.Graph, 
     return found
 
 
-def _wanted(work: _Work, value: ir.Value, outputs: dict[ir.Value, list[tuple[ir.Graph, int]]]) -> _Wanted:
+def _wanted(work: Work, value: ir.Value, outputs: dict[ir.Value, list[tuple[ir.Graph, int]]]) -> _Wanted:
     found = _Wanted()
     for node, index in value.uses():
         need = work.reads(node, index)
@@ -233,7 +235,7 @@ def to_low(tensor: ir.TensorProtocol, low: ir.DataType) -> ir.TensorProtocol:
     return ir.LazyTensor(convert, low, ir.Shape(tensor.shape), name=tensor.name)
 
 
-def _place_constant(work: _Work, value: ir.Value, wanted: _Wanted) -> None:
+def _place_constant(work: Work, value: ir.Value, wanted: _Wanted) -> None:
     """Store a constant in half, in float32, or in both."""
     tensor = constant(value)
     if tensor is None:
@@ -245,16 +247,16 @@ def _place_constant(work: _Work, value: ir.Value, wanted: _Wanted) -> None:
         return
     half = to_low(tensor, work.low)
     if through:
-        made = _cast(work, value, "wide", work.fresh(value.name or "constant", "wide"), value)
-        _insert_behind(value, made)
-        _redirect(made.outputs[0], through, ())
+        made = cast_of(work, value, "wide", work.fresh(value.name or "constant", "wide"), value)
+        insert_behind(value, made)
+        redirect(made.outputs[0], through, ())
         wanted.low += [(made, 0)]
     if len(value.uses()) == len(wanted.low) and not wanted.wide_outputs:
         value.dtype = work.low
         _set_constant(value, half)
         return
     other = _new_constant(value, half, work.fresh(value.name or "constant", "low"), work.low)
-    _redirect(other, wanted.low, wanted.low_outputs)
+    redirect(other, wanted.low, wanted.low_outputs)
 
 
 def _set_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
@@ -285,14 +287,15 @@ def _new_constant(value: ir.Value, tensor: ir.TensorProtocol, name: str, low: ir
     return made
 
 
-def _redirect(made: ir.Value, slots: Iterable[tuple[ir.Node, int]], outputs: Iterable[tuple[ir.Graph, int]]) -> None:
+def redirect(made: ir.Value, slots: Iterable[tuple[ir.Node, int]], outputs: Iterable[tuple[ir.Graph, int]]) -> None:
+    """Let these input slots and graph outputs read another value."""
     for node, index in slots:
         node.replace_input_with(index, made)
     for graph, index in outputs:
         graph.outputs[index] = made
 
 
-def _add_cast(work: _Work, value: ir.Value, need: Need, wanted: _Wanted, final: dict[ir.Value, ir.DataType]) -> None:
+def _addcast_of(work: Work, value: ir.Value, need: Need, wanted: _Wanted, final: dict[ir.Value, ir.DataType]) -> None:
     """Give the readers that want the other dtype a Cast of the value."""
     other: Need = "wide" if need == "low" else "low"
     slots = wanted.wide if need == "low" else wanted.low
@@ -301,7 +304,7 @@ def _add_cast(work: _Work, value: ir.Value, need: Need, wanted: _Wanted, final: 
         return
     source = _behind_cast(value, final)
     if not outputs and source is not value and final.get(source, source.dtype) == work.dtype(other):
-        _redirect(source, slots, ())
+        redirect(source, slots, ())
         return
     in_main = any(graph is work.main for graph, _ in outputs)
     name = value.name or "value"
@@ -309,11 +312,11 @@ def _add_cast(work: _Work, value: ir.Value, need: Need, wanted: _Wanted, final: 
         value.name = work.fresh(name, need)
     inner = [(graph, index) for graph, index in outputs if graph is not value.graph]
     if slots or len(inner) < len(outputs):
-        made = _cast(work, source, other, name if in_main else work.fresh(name, other), value)
-        _insert_behind(value, made)
-        _redirect(made.outputs[0], slots, [place for place in outputs if place not in inner])
+        made = cast_of(work, source, other, name if in_main else work.fresh(name, other), value)
+        insert_behind(value, made)
+        redirect(made.outputs[0], slots, [place for place in outputs if place not in inner])
     for graph, index in inner:  # a body that gives an outer value as it is
-        made = _cast(work, value, other, work.fresh(name, other), value)
+        made = cast_of(work, value, other, work.fresh(name, other), value)
         graph.append(made)
         graph.outputs[index] = made.outputs[0]
 
@@ -331,7 +334,8 @@ def _behind_cast(value: ir.Value, final: dict[ir.Value, ir.DataType]) -> ir.Valu
     return source
 
 
-def _cast(work: _Work, source: ir.Value, need: Need, name: str, like: ir.Value) -> ir.Node:
+def cast_of(work: Work, source: ir.Value, need: Need, name: str, like: ir.Value) -> ir.Node:
+    """A Cast of ``source``, not yet in a graph, that makes ``name`` with the shape of ``like``."""
     import onnx_ir as ir
 
     work.names.add(name)
@@ -342,7 +346,8 @@ def _cast(work: _Work, source: ir.Value, need: Need, name: str, like: ir.Value) 
     return node
 
 
-def _insert_behind(value: ir.Value, node: ir.Node) -> None:
+def insert_behind(value: ir.Value, node: ir.Node) -> None:
+    """Put a node right behind what makes the value: the earliest place, so that subgraphs see its output too."""
     producer, graph = value.producer(), value.graph
     if producer is not None:
         producer.append(node)
@@ -365,42 +370,3 @@ def _retype_attributes(node: ir.Node, low: ir.DataType) -> None:
         tensor = constant(node.outputs[0])
         if tensor is not None:
             node.attributes["value"] = ir.AttrTensor("value", to_low(tensor, low))
-
-
-def round_between(model: ir.Model, low: ir.DataType) -> None:
-    """Rewrite a half-precision model in place so that any runtime computes what half-precision hardware would.
-
-    Runtimes without half kernels (ONNX Runtime's CPU provider) run neighbouring nodes in float32 and skip the
-    rounding between them: 7000 * 7000 / 7000 is 7000 there and infinity elsewhere. Here every node computes in
-    float32 and each of its half outputs is cast to half and back, which no optimiser may remove.
-    """
-    import onnx_ir as ir
-
-    graphs = graphs_of(model)
-    names = {value.name for value in _values(graphs) if value.name} | {node.name or "" for g in graphs for node in g}
-    work = _Work(graphs, low, True, {}, names=names)
-    outputs, widened = _outputs(graphs), dict[ir.Value, ir.Value]()
-
-    def wide(value: ir.Value) -> ir.Value:
-        if value not in widened:
-            made = _cast(work, value, "wide", work.fresh(value.name or "value", "wide"), value)
-            _insert_behind(value, made)
-            widened[value] = made.outputs[0]
-        return widened[value]
-
-    skipped: Callable[[ir.Node], bool] = lambda node: (  # noqa: E731
-        not node.domain and node.op_type in (TYPED_BY_CONTROL | {"Cast", "Constant", "ConstantOfShape"})
-    )
-    for node in [node for graph in graphs for node in graph if not skipped(node)]:
-        for index, value in enumerate(node.inputs):
-            if value is not None and value.dtype == low:
-                node.replace_input_with(index, wide(value))
-        for output in node.outputs:
-            if output.dtype != low or not output.name:
-                continue
-            name = output.name
-            output.name, output.dtype = work.fresh(name, "wide"), ir.DataType.FLOAT
-            users, places = list(output.uses()), outputs.get(output, [])
-            made = _cast(work, output, "low", name, output)
-            node.append(made)
-            _redirect(made.outputs[0], users, places)

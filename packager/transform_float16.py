@@ -2,7 +2,7 @@
 
 What stays is decided twice. First by rule (:mod:`packager.float16_rules`), from the graph and its constants alone.
 Then, where golden cases are at hand, by search: the converted model runs with every intermediate result truly rounded
-to half (:func:`packager.float16_rewrite.round_between`); where its outputs leave the policy, the nodes that overflow
+to half (:func:`packager.float16_rounding.round_between`); where its outputs leave the policy, the nodes that overflow
 or add the most error stay in float32 (their large weights stored in half and cast), and it is tried again. A model
 that still drifts is refused, by node.
 
@@ -22,7 +22,8 @@ import numpy as np
 
 from packager import parity
 from packager.errors import Refused
-from packager.float16_rewrite import graphs_of, rewrite, round_between
+from packager.float16_rewrite import graphs_of, rewrite
+from packager.float16_rounding import round_between
 from packager.float16_rules import DEFAULT, kept_by_rule, label_of
 from packager.float16_slots import is_float32
 from packager.goldens import Array, GoldenCase

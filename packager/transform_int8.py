@@ -14,6 +14,7 @@ machines than the one that built it, so ``reduce_range=None`` means 7 bits where
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -276,6 +277,7 @@ def _prepare(model: ir.Model, context: Context, name: str) -> tuple[Path, Path]:
     from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _unpack_weights(model)
     ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
     taken = {node.name for node in _nodes(model) if node.name}
     for number, node in enumerate(_nodes(model)):
@@ -291,6 +293,33 @@ def _prepare(model: ir.Model, context: Context, name: str) -> tuple[Path, Path]:
     return source, context.folder / f"{name}-after.onnx"
 
 
+def _unpack_weights(model: ir.Model) -> None:
+    """Weights stored as bytes behind a Cast and a Mul by their scale become float32, as the quantiser wants them."""
+    import numpy as np
+    import onnx_ir as ir
+
+    for node in [node for node in model.graph if node.op_type == "Mul" and not node.domain]:
+        cast = next((made for value in node.inputs if value and (made := value.producer()) is not None), None)
+        scale = next((value.const_value for value in node.inputs if value and value.is_initializer()), None)
+        if cast is None or cast.op_type != "Cast" or scale is None or scale.dtype != ir.DataType.FLOAT:
+            continue
+        stored = cast.inputs[0].const_value if cast.inputs[0] is not None else None
+        output = node.outputs[0]
+        if stored is None or stored.dtype.bitwidth > 8 or output.is_graph_output():
+            continue
+        array = stored.numpy().astype(np.float32) * scale.numpy()
+        made = ir.Value(name=f"{output.name}_unpacked", const_value=ir.tensor(array))
+        made.shape, made.type = ir.Shape(array.shape), ir.TensorType(ir.DataType.FLOAT)
+        model.graph.register_initializer(made)
+        output.replace_all_uses_with(made)
+        model.graph.remove(node, safe=True)
+        if not cast.outputs[0].uses() and not cast.outputs[0].is_graph_output():
+            model.graph.remove(cast, safe=True)
+    for name, value in list(model.graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+            del model.graph.initializers[name]
+
+
 def _finish(target: Path, note: str) -> Outcome:
     """Read the quantiser's answer.
 
@@ -301,13 +330,14 @@ def _finish(target: Path, note: str) -> Outcome:
 
     model = ir.load(target)
     model.metadata_props.pop(_PREPROCESSED, None)
-    count = sum(node.op_type in CARRIERS for node in _nodes(model))
-    if not count:
+    counts = Counter(node.op_type for node in _nodes(model) if node.op_type in CARRIERS - {"DynamicQuantizeLinear"})
+    if not counts:
         raise Refused(
             "there is nothing to quantise: no MatMul, Gemm, Conv or other operator with constant weights is left",
             "use fp16 or fp32 for this target, or exclude less",
         )
-    return Outcome(model, (note,) if note else ())
+    made = "quantised operators: " + ", ".join(f"{op_type} {count}" for op_type, count in sorted(counts.items()))
+    return Outcome(model, (made, note) if note else (made,))
 
 
 @contextmanager
