@@ -82,6 +82,9 @@ def passes_for(kind: Kind, model: Model, precision: str, shapes: tuple[tuple[str
         versions = planned_versions(structure, limits.opset, limits.ir)
         if versions is not None:
             chosen += [load_pass({"name": "drop-unused-imports"}), versions]
+    minimum = dialect.minimum_opset.get(precision, 0)
+    if model.opset < minimum:
+        chosen.append(load_pass({"name": "set-versions", "opsets": [["", minimum]], "ir": None}))
     for settings in dialect.precisions.get(precision, ()):
         try:
             chosen.append(load_pass(settings))

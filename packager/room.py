@@ -78,6 +78,9 @@ class Dialect(BaseModel):
     precisions: dict[str, list[dict[str, JsonValue]]] = Field(
         {}, description="by precision: passes with their settings; a precision not named here is the room's own work"
     )
+    minimum_opset: dict[str, int] = Field(
+        {}, description="by precision: the operator set of ai.onnx its passes need; older models are raised to it"
+    )
     ladder: list[str] = Field([], description="precisions that `auto` tries, the smallest bundle first")
 
 

@@ -16,10 +16,16 @@ from packager.errors import InternalError
 from packager.transform import Pass
 
 PASSES: Mapping[str, str] = {
+    "bf16": "packager.transform_float16:BFloat16",
     "clean": "packager.transform_cleaning:Clean",
     "drop-unused-imports": "packager.transform_versions:DropUnusedImports",
     "fold": "packager.transform_shapes:Fold",
+    "fp16": "packager.transform_float16:Float16",
     "inline-functions": "packager.transform_versions:InlineFunctions",
+    "int8-dynamic": "packager.transform_int8:Int8Dynamic",
+    "int8-static": "packager.transform_int8:Int8Static",
+    "int4-weights": "packager.transform_weights:WeightOnly",
+    "int8-weights": "packager.transform_weights:WeightOnly",
     "pin-shapes": "packager.transform_shapes:PinShapes",
     "set-versions": "packager.transform_versions:SetVersions",
     "strip-zipmap": "packager.transform_cleaning:StripZipMap",
