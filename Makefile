@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+# ONNX Runtime's wheels report usage unless told not to before they are loaded; packager tells its children itself.
+export ORT_DISABLE_TELEMETRY := 1
 
 .PHONY: setup demo test check bench corpus clean format
 

@@ -12,6 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from packager.child import QUIET
+
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / ".corpus" / "text_encoder.onnx"
 PACKAGER = str(Path(sys.executable).with_name("packager"))
@@ -37,7 +39,7 @@ session.run(None, {"input_ids": ids, "attention_mask": ones, "token_type_ids": o
 def seconds(command: list[str], **variables: str) -> float:
     """Wall time of a command, which must succeed."""
     begun = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **variables})
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **QUIET, **variables})
     return time.perf_counter() - begun
 
 

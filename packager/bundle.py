@@ -210,16 +210,22 @@ def _parse_spec(entry: dict[str, object]) -> TensorSpec:
 
 def damage(bundle: Bundle) -> list[str]:
     """What is wrong with the bundle's files, one sentence each; empty when all are as sealed."""
-    found: list[str] = []
-    for file in bundle.files:
-        path = bundle.folder / file.path
-        if path.is_symlink() or not path.is_file():
-            found.append(f"{file.path} ({file.role}) is missing" if not path.is_symlink() else f"{file.path} is a link")
-        elif (size := path.stat().st_size) != file.bytes:
-            found.append(f"{file.path} ({file.role}) has {size} bytes, sealed with {file.bytes}")
-        elif sha256_file(path) != file.sha256:
-            found.append(f"{file.path} ({file.role}) was changed: its SHA-256 is not the sealed one")
-    return found
+    return [told for told in (_damage(bundle.folder / file.path, file) for file in bundle.files) if told]
+
+
+def _damage(path: Path, file: BundleFile) -> str | None:
+    try:
+        if path.is_symlink():
+            return f"{file.path} is a link"
+        if not path.is_file():
+            return f"{file.path} ({file.role}) is missing"
+        if (size := path.stat().st_size) != file.bytes:
+            return f"{file.path} ({file.role}) has {size} bytes, sealed with {file.bytes}"
+        if sha256_file(path) != file.sha256:
+            return f"{file.path} ({file.role}) was changed: its SHA-256 is not the sealed one"
+    except OSError as error:
+        return f"{file.path} ({file.role}) can't be read: {error.strerror}"
+    return None
 
 
 def strangers(bundle: Bundle) -> list[str]:

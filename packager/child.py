@@ -30,6 +30,11 @@ R = TypeVar("R")
 
 LOG_LINES = 12
 
+QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
+"""Set for every child. ONNX Runtime's official wheels report usage to their maker and keep a device id under the
+user's home from the moment they are loaded, before an API call could stop it; this variable prevents both
+(``Privacy.md`` in the wheel, "Disabling Telemetry")."""
+
 _live: set[subprocess.Popen[bytes]] = set()
 _guard = threading.Lock()
 _stopping = threading.Event()
@@ -88,6 +93,7 @@ def _run(folder: Path, seconds: float, what: str) -> int:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
+            env={**os.environ, **QUIET},
             **options,
         )
     with _guard:

@@ -283,7 +283,7 @@ def plans_text(planned: Sequence[Planned]) -> str:
     for item in planned:
         if item.plan is None:
             error = item.error
-            lines.append(f"{item.target} ({item.kind}): refused: {error.message if error else ''}")
+            lines += f"{item.target} ({item.kind}): refused: {error.message if error else ''}".split("\n")
             if error is not None and error.hint:
                 lines.append(f"  hint: {error.hint}")
             continue
@@ -325,7 +325,7 @@ def verified_text(results: Sequence[Verified]) -> str:
         verdict = result.verdict
         if verdict is None:
             error = result.error
-            lines.append(f"{result.bundle}: FAILED: {error.message if error else 'no verdict'}")
+            lines += f"{result.bundle}: FAILED: {error.message if error else 'no verdict'}".split("\n")
             if error is not None and error.hint:
                 lines.append(f"  hint: {error.hint}")
         else:

@@ -308,7 +308,7 @@ def _read_kind(file: Path, module: str, templates: Path) -> Kind:
         facts = TargetFacts.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         raise InternalError(f"{file}: a room needs a target.toml") from error
-    except (ValidationError, tomllib.TOMLDecodeError) as error:
+    except (ValidationError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InternalError(f"{file}: {error}") from error
     if module.startswith("packager.targets.") and facts.kind != file.parent.name:
         raise InternalError(f"{file}: kind '{facts.kind}' doesn't match its folder")

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from packager import room
+from packager.child import QUIET
+
+os.environ.update(QUIET)  # before a test imports ONNX Runtime in this process
 
 ROOMS = Path(__file__).with_name("rooms")
 CORPUS = Path(__file__).parents[1] / ".corpus"

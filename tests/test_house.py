@@ -1,0 +1,238 @@
+"""The house checks itself: what rules say of the code is true of the code, and a wheel holds what it must."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+ENGINE = sorted((ROOT / "packager").rglob("*.py"))
+SHIPPED = [path for folder in ("packager", "targets", "templates") for path in sorted((ROOT / folder).rglob("*.py"))]
+KINDS = sorted(path.parent.name for path in (ROOT / "targets").glob("*/target.toml"))
+
+MAX_LINES = 400
+LONG = {
+    "packager/parity.py": "the comparator travels in every bundle as one file that imports nothing of packager",
+    "packager/graph.py": "one reader for one format: the messages of onnx.proto, each with the view it becomes",
+    "packager/targeting.py": "the steps of one target in the order they happen",
+    "packager/report.py": "one function per command and form; none is long",
+}
+
+ELSEWHERE = {
+    "__init__": "test_cli: the verbs are reached through it, and `packager --version` stays light",
+    "capture": "test_cli: `packager golden` with and without the source framework's function",
+    "errors": "test_child: each class crosses a process boundary; test_cli: each exit status",
+    "golden_roles": "test_golden_uses and test_golden_synth: the roles that are read off real graphs",
+    "goldens_ready": "test_engine: references shared, cached, refused and tried again",
+    "levels": "test_engine: min_level",
+    "readme": "test_contract: every room's README with plain and hostile names",
+    "results": "test_report and test_dist: what every report is made from",
+    "targeting": "test_engine: the flow of one target, fault by fault",
+    "placing": "test_engine: what is placed, rejected, withdrawn and kept",
+    "engine": "test_engine",
+    "transform": "a Protocol and its data only: nothing to run",
+    "verdict": "test_verifying and test_report: plain data",
+}
+"""Modules without a test module of their own name, and where they are tested."""
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def docstrings(module: ast.Module) -> set[int]:
+    """Ids of the constants that are docstrings, of attributes too."""
+    return {
+        id(node.value)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+
+
+def words(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every word of identifiers and of string literals that are no docstrings, with its line."""
+    prose = docstrings(module)
+    for node in ast.walk(module):
+        texts: list[str] = []
+        if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)) and id(node) not in prose:
+            texts = [node.value if isinstance(node.value, str) else node.value.decode("latin-1")]
+        elif isinstance(node, ast.Name):
+            texts = [node.id]
+        elif isinstance(node, ast.Attribute):
+            texts = [node.attr]
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            texts = [node.name]
+        elif isinstance(node, ast.arg):
+            texts = [node.arg]
+        elif isinstance(node, ast.keyword):
+            texts = [node.arg or ""]
+        elif isinstance(node, ast.alias):
+            texts = [node.name, node.asname or ""]
+        elif isinstance(node, ast.ImportFrom):
+            texts = [node.module or ""]
+        for text in texts:
+            spread = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text)
+            yield from ((getattr(node, "lineno", 0), word) for word in re.findall(r"[a-z0-9]+", spread.lower()))
+
+
+def test_the_rule_on_kinds_sees_literals_and_identifiers():
+    source = '"""web in prose is fine."""\nimport a.web\nx = "for web"\ndef web_like(kind="ios"): return WebThing.ios\n'
+    found = [word for _, word in words(ast.parse(source)) if word in ("web", "ios")]
+    assert sorted(found) == ["ios", "ios", "web", "web", "web", "web"]
+
+
+def test_the_engine_names_no_target_kind():
+    assert KINDS
+    found = [f"{relative(path)}:{line}: {word}" for path in ENGINE for line, word in words(tree(path)) if word in KINDS]
+    assert found == []
+
+
+def test_the_engine_does_not_print():
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in ENGINE
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert found == []
+
+
+def test_every_module_of_the_engine_has_a_test_module():
+    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}
+    lacking = {path.stem for path in ENGINE} - tests
+    assert sorted(lacking - set(ELSEWHERE)) == []
+    assert all((ROOT / "packager" / f"{name}.py").is_file() for name in ELSEWHERE), (
+        "the list names a module that is gone"
+    )
+
+
+def test_every_room_has_a_test_module():
+    for kind in KINDS:
+        assert (ROOT / f"tests/targets/test_{kind}.py").is_file(), kind
+
+
+def undocumented(module: ast.Module) -> Iterator[str]:
+    """Public functions, classes and methods of public classes without a docstring."""
+    if ast.get_docstring(module) is None:
+        yield "the module"
+    todo: list[tuple[str, ast.stmt]] = [("", node) for node in module.body]
+    while todo:
+        prefix, node = todo.pop()
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or node.name.startswith("_"):
+            continue
+        if ast.get_docstring(node) is None:
+            yield f"{prefix}{node.name}"
+        if isinstance(node, ast.ClassDef):
+            todo += [(f"{node.name}.", inner) for inner in node.body]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=relative)
+def test_what_is_public_has_a_docstring(path: Path):
+    assert list(undocumented(tree(path))) == []
+
+
+def test_files_stay_short_or_say_why():
+    long = {relative(path) for path in SHIPPED if len(path.read_text(encoding="utf-8").splitlines()) > MAX_LINES}
+    assert sorted(long - set(LONG)) == [], f"more than {MAX_LINES} lines: split it, or give a reason in LONG"
+    assert sorted(set(LONG) - long) == [], "short again: take it off LONG"
+
+
+def test_nothing_of_a_workplace_is_in_the_tree():
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs the git checkout to know which files are tracked")
+    hosts = [
+        "pypi" + ".org",
+        "python" + "hosted",
+        "npm" + "js.org",
+        "registry." + "yarnpkg",
+        "arti" + "factory",
+        "nexus.",
+    ]
+    homes = ["/ho" + "me/", "/Us" + "ers/", "/ro" + "ot/", "/wo" + "rk/", "C:" + "\\Users"]
+    found = []
+    for name in tracked():
+        try:
+            text = (ROOT / name).read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+            continue
+        found += [f"{name}: {word}" for word in [*hosts, *homes] if re.search(rf"(?<![\w.-]){re.escape(word)}", text)]
+    assert found == []
+
+
+def tracked(*more: str) -> list[str]:
+    done = subprocess.run(["git", "ls-files", "-z", *more], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name for name in done.stdout.split("\0") if name]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """A wheel built from a copy of the checkout that has litter lying about."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs the git checkout to know which files are tracked")
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in tracked("--cached", "--others", "--exclude-standard"):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, source / name)
+    for litter in (".corpus/m.onnx", "packager/__pycache__/a.pyc", f"targets/{KINDS[0]}/__pycache__/a.pyc",
+                   f"templates/{KINDS[0]}/node_modules/x/index.js", "dist/x.tar.gz"):  # fmt: skip
+        (source / litter).parent.mkdir(parents=True, exist_ok=True)
+        (source / litter).write_text("")
+    recent = Version(importlib.metadata.version("setuptools")) >= Version("77") if has("setuptools") else False
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), *(["--no-isolation"] if recent else [])]
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (made,) = out.glob("*.whl")
+    return zipfile.ZipFile(made)
+
+
+def has(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def test_a_wheel_holds_engine_rooms_and_templates(wheel: zipfile.ZipFile):
+    names = set(wheel.namelist())
+    wanted = {"packager/py.typed", "packager/policies.toml", "packager/templates/common/verify.py"}
+    for top in ("packager", "targets", "templates"):
+        prefix = "" if top == "packager" else "packager/"
+        wanted |= {f"{prefix}{relative(path)}" for path in SHIPPED if relative(path).startswith(f"{top}/")}
+    for kind in KINDS:
+        wanted |= {f"packager/targets/{kind}/target.toml", f"packager/templates/{kind}/README.md.j2"}
+    assert sorted(wanted - names) == []
+
+
+def test_a_wheel_holds_nothing_else(wheel: zipfile.ZipFile):
+    names = [name for name in wheel.namelist() if ".dist-info/" not in name]
+    assert all(name.startswith("packager/") for name in names)
+    assert [
+        name for name in names if re.search(r"__pycache__|\.pyc$|node_modules|(^|/)tests?/|\.corpus|\.onnx$", name)
+    ] == []
+
+
+def test_a_wheel_brings_the_command_the_licence_and_the_extra(wheel: zipfile.ZipFile):
+    texts = {
+        name.split(".dist-info/")[1]: wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" in name
+    }
+    assert "packager = packager.cli:main" in texts["entry_points.txt"].split("[console_scripts]")[1]
+    assert "licenses/LICENSE" in texts
+    assert "License-Expression: Apache-2.0" in texts["METADATA"] and "Requires-Python: >=3.11" in texts["METADATA"]
+    for kind in KINDS:
+        assert f"Provides-Extra: {kind}" in texts["METADATA"]
