@@ -125,6 +125,8 @@ def rewrite(
     final = {value: work.dtype(need) for value, need, _ in plans if need is not None}
     for node in work.is_low:
         _retype_attributes(node, low)
+    for node in slots:
+        _fix_dtype(node)
     for value, need, wanted in plans:
         if need is None:
             _place_constant(work, value, wanted)
@@ -357,6 +359,15 @@ def insert_behind(value: ir.Value, node: ir.Node) -> None:
             graph.append(node)
         else:
             graph.insert_before(first, node)
+
+
+def _fix_dtype(node: ir.Node) -> None:
+    """Say the dtype of what would follow an input that may become half."""
+    import onnx_ir as ir
+
+    like = not node.domain and node.op_type in ("RandomNormalLike", "RandomUniformLike", "EyeLike", "Bernoulli")
+    if like and "dtype" not in node.attributes and is_float32(node.outputs[0]):
+        node.attributes["dtype"] = ir.AttrInt64("dtype", int(ir.DataType.FLOAT))
 
 
 def _retype_attributes(node: ir.Node, low: ir.DataType) -> None:

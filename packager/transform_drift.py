@@ -129,7 +129,7 @@ def gains(drifts: Sequence[NodeDrift]) -> dict[str, float]:
     return found
 
 
-def load_session(model: bytes | Path, folder: Path, *, quantized: bool) -> ort.InferenceSession:
+def load_session(model: bytes | Path, folder: Path | str, *, quantized: bool) -> ort.InferenceSession:
     """A session set for fidelity; ``folder`` is where external data lies.
 
     Raises:

@@ -26,6 +26,7 @@ from packager.float16_rewrite import graphs_of, rewrite
 from packager.float16_rounding import round_between
 from packager.float16_rules import DEFAULT, kept_by_rule, label_of
 from packager.float16_slots import is_float32
+from packager.float16_types import infer_types
 from packager.goldens import Array, GoldenCase
 from packager.model import Model, Signature, TensorSpec, open_model
 from packager.names import nearest
@@ -138,9 +139,8 @@ def _low(half: Half) -> ir.DataType:
 def _convert(model: ir.Model, settings: _Half, found: Mapping[str, str]) -> tuple[str, ...]:
     """Convert in place; ``found`` maps tensors whose nodes stay, beside those of the settings, to the reason."""
     import ml_dtypes
-    from onnx_ir.passes.common import ShapeInferencePass
 
-    ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
+    infer_types(model)
     low = _low(settings.name)
     limits = ml_dtypes.finfo(low.numpy())
     graphs = graphs_of(model)

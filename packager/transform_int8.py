@@ -329,7 +329,8 @@ def _finish(target: Path, note: str) -> Outcome:
     import onnx_ir as ir
 
     model = ir.load(target)
-    model.metadata_props.pop(_PREPROCESSED, None)
+    for mark in (_PREPROCESSED, "onnx.infer"):  # the quantiser's notes to itself
+        model.metadata_props.pop(mark, None)
     counts = Counter(node.op_type for node in _nodes(model) if node.op_type in CARRIERS - {"DynamicQuantizeLinear"})
     if not counts:
         raise Refused(

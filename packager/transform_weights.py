@@ -3,7 +3,9 @@
 A weight of K inputs and N outputs is cut along K into blocks with one scale (and zero point) for each block and output:
 ``w = (q - zero) * scale``. ONNX Runtime computes with it directly (``com.microsoft.MatMulNBits``). Runtimes without
 that operator get the fallback: the same integers behind a DequantizeLinear, by block from opset 21 on; before, ONNX has
-only a scale per output channel, so weights become int8 by channel whatever ``bits`` says.
+only a scale per output channel, so weights become int8 by channel whatever ``bits`` says. (ONNX Runtime, optimising,
+fuses that DequantizeLinear and its MatMul into MatMulNBits again and then rounds activations to int8; its option
+``session.qdq_matmulnbits_accuracy_level`` says how far.)
 """
 
 from __future__ import annotations
