@@ -50,7 +50,8 @@ class BundleFile:
 class Bundle:
     """An opened bundle. ``digest`` is ``sha256:<hex>`` of ``bundle.json``, which covers every other file.
 
-    ``transform`` is what transforms cost, measured when it was built; ``None`` where the model is as it was.
+    ``shapes``, ``options`` and ``transforms`` are those of the plan it was built by. ``transform`` is what transforms
+    cost, measured when it was built; ``None`` where the model is as it was.
     """
 
     folder: Path
@@ -63,6 +64,10 @@ class Bundle:
     signature: Signature
     files: tuple[BundleFile, ...]
     digest: str
+    opset: int
+    shapes: tuple[tuple[str, int], ...] = ()
+    options: str = "{}"
+    transforms: str = "[]"
     transform: Distance | None = None
 
     @property
@@ -172,6 +177,10 @@ def _parse(folder: Path, data: bytes) -> Bundle:
             tuple(_parse_spec(spec) for spec in document["signature"]["outputs"]),
         ),
         files=files,
+        opset=int(document["model"]["opset"]),
+        shapes=tuple((str(name), int(size)) for name, size in document["plan"]["shapes"].items()),
+        options=str(document["plan"]["options"]),
+        transforms=json.dumps(document["plan"]["transforms"], sort_keys=True),
         transform=_parse_distance(document["transform"]),
         digest="sha256:" + hashlib.sha256(data).hexdigest(),
         **texts,

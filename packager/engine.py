@@ -16,12 +16,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from packager import __version__, child
+from packager import __version__, child, explaining
 from packager import manifest as manifests
 from packager.bundle import open_bundle
 from packager.cache import Cache, default_cache, tree_digest
 from packager.capture import Captured, capture
 from packager.errors import PackagerError, UsageError
+from packager.explaining import Explanation
 from packager.files import remove_tree, storage_errors, unpacked, writable_folder
 from packager.manifest import Manifest, Target
 from packager.model import Model, open_model
@@ -372,4 +373,22 @@ def _verify(path: Path, folder: Path, listener: Listener) -> Verified:
     return Verified(str(path), opened.name, opened.target, opened.kind, verdict, None, warnings)
 
 
-__all__ = ["Planned", "Verified", "build", "golden", "inspect", "plan", "verify"]
+def explain(
+    bundle: str | os.PathLike[str],
+    model: str | os.PathLike[str],
+    *,
+    case: str | None = None,
+    most: int = 20,
+    listener: Listener | None = None,
+) -> Explanation:
+    """Say where a bundle (a folder) drifts from the model it was built from, node by node.
+
+    Raises:
+        PackagerError: the bundle or the model can't be opened, don't belong together, or there is no such case.
+    """
+    child.allow()
+    (listener or Silent()).step(Path(bundle).name, "explaining")
+    return explaining.explain(Path(bundle), Path(model), case, most)
+
+
+__all__ = ["Planned", "Verified", "build", "explain", "golden", "inspect", "plan", "verify"]
