@@ -160,7 +160,7 @@ def test_nothing_of_a_workplace_is_in_the_tree():
         "npm" + "js.org",
         "registry." + "yarnpkg",
         "arti" + "factory",
-        "nexus.",
+        "nex" + "us.",
     ]
     homes = ["/ho" + "me/", "/Us" + "ers/", "/ro" + "ot/", "/wo" + "rk/", "C:" + "\\Users"]
     found = []
