@@ -30,6 +30,7 @@ LONG = {
 
 ELSEWHERE = {
     "__init__": "test_cli: the verbs are reached through it, and `packager --version` stays light",
+    "building": "test_engine: sealed, verified, built again where the first guess at inputs didn't run",
     "capture": "test_cli: `packager golden` with and without the source framework's function",
     "errors": "test_child: each class crosses a process boundary; test_cli: each exit status",
     "golden_roles": "test_golden_uses and test_golden_synth: the roles that are read off real graphs",
@@ -38,6 +39,8 @@ ELSEWHERE = {
     "readme": "test_contract: every room's README with plain and hostile names",
     "results": "test_report and test_dist: what every report is made from",
     "targeting": "test_engine: the flow of one target, fault by fault",
+    "planning": "test_dialect and test_engine: the room's plan behind the steps of its dialect",
+    "run": "test_engine: references shared by targets, and those of a target's own shapes",
     "placing": "test_engine: what is placed, rejected, withdrawn and kept",
     "engine": "test_engine",
     "transform": "a Protocol and its data only: nothing to run",
