@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 _SCHEMA_TYPES = {"FLOAT16": "tensor(float16)", "BFLOAT16": "tensor(bfloat16)"}
+CAST_OPSET = 13
+"""Imported for Casts where a model uses other domains only (IR version 7 and later know it)."""
 STORED_ELEMENTS = 256
 """Smaller constants aren't worth a Cast."""
 _TAGS = {"FLOAT16": "fp16", "BFLOAT16": "bf16", "FLOAT": "fp32"}
@@ -136,6 +138,8 @@ def rewrite(
     for node in [node for graph in graphs for node in graph if node.op_type == "Cast" and not node.domain]:
         if not node.outputs[0].uses() and not node.outputs[0].is_graph_output() and node.graph is not None:
             node.graph.remove(node, safe=True)
+    if "" not in model.graph.opset_imports and any(node.op_type == "Cast" for graph in graphs for node in graph):
+        model.graph.opset_imports[""] = CAST_OPSET
     return any(value.dtype == low for value in makers)
 
 

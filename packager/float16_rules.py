@@ -150,6 +150,8 @@ def kept_by_rule(
         operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         if operator in types:
             kept.add(node, KEEP.get(operator, "kept by name of its operator"))
+        if node.op_type in ("ScatterElements", "ScatterND") and "reduction" in node.attributes:
+            kept.add(node, _SUM)
         if not node.domain and any(map(_is_dequantised, node.inputs)):
             kept.add(node, "stands in a quantised pattern (DequantizeLinear before it)")
     values = [value for graph in graphs for value in graph.initializers.values()]

@@ -2,14 +2,15 @@
 
 A slot is an input or an output that holds a float32 tensor. The schema of the node's operator, at the opset the model
 imports, gives every slot a type variable with the dtypes it may take. A slot whose variable doesn't include the half
-type stays float32 whatever becomes of the rest: ``Resize`` scales, ``Range`` limits and every operator of ai.onnx.ml
-fall out of this, and so do operators whose half kernels only came with a later opset. Operators without a schema
-here (com.microsoft and other vendors' domains) keep float32 everywhere.
+type stays float32 whatever becomes of the rest: ``Resize`` scales and ``Range`` limits
+fall out of this, and so do operators whose half kernels only came with a later opset. Operators of other domains than
+ONNX's own (ai.onnx.ml, com.microsoft) keep float32 everywhere, and so does what touches a sequence, an optional or a
+value of unknown type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +24,10 @@ Need = Literal["low", "wide", "any"]
 TYPED_BY_CONTROL = frozenset({"If", "Loop", "Scan"})
 TYPED_BY_ATTRIBUTE = frozenset({"Cast", "ConstantOfShape"})
 """Operators whose output dtype an attribute says, which the rewriting changes along."""
+ANY_DTYPE = frozenset({"Cast", "Shape", "Size", "IsNaN", "IsInf", "NonZero", "ArgMax", "ArgMin"})
+"""Operators whose result doesn't change with the dtype of what they read: no Cast is worth it."""
+BITS = frozenset({"BitCast"})
+"""Operators that read the bits of what they get."""
 ALWAYS_WIDE = {("Resize", 1): "roi is coordinates"}
 """Input slots that could be half and must not be."""
 
@@ -73,11 +78,6 @@ def is_float32(value: ir.Value | None) -> bool:
     return value is not None and isinstance(value.type, ir.TensorType) and value.dtype == ir.DataType.FLOAT
 
 
-def is_typed(value: ir.Value | None) -> bool:
-    """Whether the value's type is known (an omitted optional counts)."""
-    return value is None or not value.name or value.type is not None
-
-
 @dataclass(frozen=True)
 class Slots:
     """What the slots of a node would hold if it computed in half precision; float32 slots only, by index."""
@@ -93,46 +93,54 @@ class Slots:
 
 def slots_of(node: ir.Node, opsets: Mapping[str, int], low: str) -> Slots:
     """The slots of a node. ``low`` is the type's name in schemas: ``tensor(float16)`` or ``tensor(bfloat16)``."""
+
     inputs = {index: value for index, value in enumerate(node.inputs) if is_float32(value)}
     outputs = {index: value for index, value in enumerate(node.outputs) if is_float32(value)}
     wide = Slots(dict.fromkeys(inputs, "wide"), dict.fromkeys(outputs, "wide"))
-    if not all(map(is_typed, (*node.inputs, *node.outputs))):
+    control = node.op_type in TYPED_BY_CONTROL
+    bodies = [graph for attribute in node.attributes.values() for graph in _graphs(attribute)]
+    inner = [value for graph in bodies for value in (*graph.inputs, *graph.outputs)]
+    if node.domain not in ("", "ai.onnx") or node.op_type in BITS or (bodies and not control):
         return wide
-    if not node.domain and node.op_type in TYPED_BY_CONTROL:
-        plain = all(_is_tensor(value) for value in (*node.inputs, *node.outputs) if value is not None and value.name)
-        return Slots(dict.fromkeys(inputs, "low"), dict.fromkeys(outputs, "low")) if plain else wide
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    schema = schema_of(domain, node.op_type, opsets.get(domain, 0))
+    if not all(map(_is_plain, (*node.inputs, *node.outputs, *inner))):
+        return wide
+    if control:
+        return Slots(dict.fromkeys(inputs, "low"), dict.fromkeys(outputs, "low"))
+    schema = schema_of("", node.op_type, opsets.get("", 0))
     if schema is None:
         return wide
-    shared = [formal.variable for formal in _formals(schema, inputs, outputs) if formal is not None]
 
     def of_input(index: int) -> Need:
         formal = schema.formal("inputs", index)
         if formal is None or low not in formal.allowed or (node.op_type, index) in ALWAYS_WIDE:
             return "wide"
-        return "any" if shared.count(formal.variable) == 1 else "low"
+        return "any" if node.op_type in ANY_DTYPE else "low"
 
     needs = {index: of_input(index) for index in inputs}
     bound = {formal.variable for index in needs if (formal := schema.formal("inputs", index)) is not None}
 
-    def of_output(index: int) -> Need:
+    made: dict[int, Need] = {}
+    for index in outputs:
         formal = schema.formal("outputs", index)
         if formal is None or low not in formal.allowed:
-            return "wide"
-        return "low" if formal.variable in bound or node.op_type in TYPED_BY_ATTRIBUTE else "wide"
-
-    return Slots(needs, {index: of_output(index) for index in outputs})
-
-
-def _formals(
-    schema: Schema, inputs: Mapping[int, ir.Value | None], outputs: Mapping[int, ir.Value]
-) -> Iterator[Formal | None]:
-    yield from (schema.formal("inputs", index) for index in inputs)
-    yield from (schema.formal("outputs", index) for index in outputs)
+            made[index] = "wide"
+        elif formal.variable in bound or node.op_type in TYPED_BY_ATTRIBUTE:
+            made[index] = "low"
+        else:
+            return wide  # the operator has a rule of its own for this output's dtype
+    return Slots(needs, made)
 
 
-def _is_tensor(value: ir.Value) -> bool:
+def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
     import onnx_ir as ir
 
-    return isinstance(value.type, ir.TensorType)
+    if attribute.type == ir.AttributeType.GRAPH:
+        return [attribute.value]
+    return list(attribute.value) if attribute.type == ir.AttributeType.GRAPHS else []
+
+
+def _is_plain(value: ir.Value | None) -> bool:
+    """Whether it is a tensor of known dtype, or an optional left out."""
+    import onnx_ir as ir
+
+    return value is None or not value.name or isinstance(value.type, ir.TensorType)

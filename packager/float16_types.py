@@ -6,7 +6,7 @@ gives float32). What comes from operators of other domains, ONNX Runtime knows o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from packager.errors import ModelError
@@ -19,18 +19,65 @@ if TYPE_CHECKING:
 MAX_BYTES = 1_500_000_000
 """Larger models aren't given to ONNX Runtime for types only."""
 _ROUNDS = 8
+_LARGE = 1024
+"""Bytes. Shapes are computed from constants of a few numbers, not from weights."""
 _MIXED = TYPED_BY_CONTROL | {"SequenceMap"}
 """Operators of which one type variable stands for many types."""
 
 
 def infer_types(model: ir.Model) -> None:
     """Set the type of all values of the model and its subgraphs, where it can be found out."""
-    from onnx_ir.passes.common import ShapeInferencePass
-
     for _ in range(_ROUNDS):
-        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
-        if not _fill_by_schema(model) and not _fill_by_runtime(model):
+        _infer(model)
+        if not _fill_by_schema(model) and not _fill_by_body(model) and not _fill_by_runtime(model):
             return
+
+
+def _infer(model: ir.Model) -> None:
+    """Types and shapes by onnx. Large weights are left out of what it gets.
+
+    onnx_ir's own pass is not used: it makes tensors of sequences (onnx_ir 1.1, ``shape_inference._merge_func``).
+    """
+    import onnx
+    import onnx_ir as ir
+
+    proto = ir.to_proto(model)
+    for tensor in proto.graph.initializer:
+        if len(tensor.raw_data) > _LARGE:
+            tensor.ClearField("raw_data")
+    try:
+        inferred = ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(proto))
+    except onnx.shape_inference.InferenceError:
+        return
+    for graph, other in zip(model.graphs(), inferred.graphs(), strict=True):
+        known = {value.name: value for value in _values(other)}
+        for value in _values(graph):
+            found = known.get(value.name)
+            if found is not None:
+                value.type = value.type or found.type
+                value.shape = found.shape if value.shape is None else value.shape
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    for node in graph:
+        yield from node.outputs
+
+
+def _fill_by_body(model: ir.Model) -> bool:
+    """Whether a type was found: of a Loop or Scan body's input, which is that of what the node hands it."""
+    found = False
+    for node in model.graph.all_nodes():
+        if node.op_type in ("Loop", "Scan") and not node.domain:
+            body = node.attributes["body"].as_graph()
+            given = list(node.inputs)[-len(body.inputs) :] if node.op_type == "Scan" else list(node.inputs)
+            for inner, outer in zip(body.inputs, given, strict=False):
+                if inner.type is None and outer is not None and outer.type is not None:
+                    inner.type, found = outer.type, True
+            for inner, outer in zip(body.outputs[1 if node.op_type == "Loop" else 0 :], node.outputs, strict=False):
+                if outer.type is None and inner.type is not None:
+                    outer.type, found = inner.type, True
+    return found
 
 
 def _fill_by_schema(model: ir.Model) -> bool:

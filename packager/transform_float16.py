@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 Half = Literal["fp16", "bf16"]
 POLICY = "default-1"
+BF16_OPSET = 13
 MAX_ROUNDS = 12
 MAX_SEARCH_BYTES = 1_500_000_000
 """Larger models aren't searched: it runs them several times in memory. Verification judges them all the same."""
@@ -96,6 +97,10 @@ class _Half:
         if model.functions:
             named = ", ".join(sorted(function.name for function in model.functions.values())[:_SHOWN])
             raise Refused(f"the model has local functions ({named}), which can't be converted", "inline them first")
+        opset = model.graph.opset_imports.get("", BF16_OPSET)
+        if self.name == "bf16" and opset < BF16_OPSET:
+            hint = f"raise it first: opset = {BF16_OPSET}"
+            raise Refused(f"bfloat16 needs opset {BF16_OPSET}, where Cast takes it; the model has {opset}", hint)
         cases = context.goldens.cases if self.search else ()
         size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
         if not cases or size > MAX_SEARCH_BYTES:

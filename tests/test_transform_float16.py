@@ -475,6 +475,46 @@ def test_range_and_slots_come_from_the_schema(tmp_path):
     np.testing.assert_allclose(run(path, {"x": X})["y"], X @ W + [4093, 4094, 4095], rtol=1e-3)
 
 
+def test_sequences_stay_and_what_is_taken_from_them_converts(tmp_path):
+    nodes = [
+        linear(),
+        node("SequenceConstruct", ["h", "x"], ["s"]),
+        node("SequenceAt", ["s", "zero"], ["first"]),
+        node("MatMul", ["first", "w"], ["y"], name="after"),
+    ]
+    weights = [const("w", W), const("zero", 0, np.int64)]
+    path, half, _ = convert(model(nodes, [value("x")], [value("y")], weights), tmp_path)
+    assert dtypes(half)["w"] == FLOAT16
+    np.testing.assert_allclose(run(path, {"x": X})["y"], X @ W @ W, rtol=1e-3, atol=1e-3)
+
+
+def test_scan_state_and_scanned_values_agree(tmp_path):
+    body = helper.make_graph(
+        [node("Add", ["sum", "row"], ["next"], name="inside"), node("Identity", ["next"], ["each"])],
+        "body",
+        [value("sum", shape=(3,)), value("row", shape=(3,))],
+        [value("next", shape=(3,)), value("each", shape=(3,))],
+    )
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]),
+        node("Scan", ["start", "h"], ["total", "all"], body=body, num_scan_inputs=1, name="scan"),
+    ]
+    outputs = [value("total", shape=(3,)), value("all", shape=(2, 3))]
+    proto = model(nodes, [value("x", shape=(2, 3))], outputs, [const("w", W), const("start", np.zeros(3))])
+    path, half, _ = convert(proto, tmp_path)
+    assert {one.type.tensor_type.elem_type for one in by_name(half, "scan").attribute[0].g.input} == {FLOAT16}
+    np.testing.assert_allclose(run(path, {"x": X})["all"], np.cumsum(X @ W, axis=0), rtol=1e-3)
+
+
+def test_a_model_of_another_domain_alone_gets_the_import_its_casts_need(tmp_path):
+    scaler = node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0], scale=[3.0])
+    proto = model([scaler], [value("x")], [value("y")], domains=[("ai.onnx.ml", 3)])
+    del proto.opset_import[0]
+    path, half, _ = convert(proto, tmp_path, Float16(keep_io=False))
+    assert {one.domain: one.version for one in half.opset_import} == {"ai.onnx.ml": 3, "": 13}
+    np.testing.assert_allclose(run(path, {"x": X.astype(np.float16)})["y"], (X - 1) * 3)
+
+
 def test_local_functions_are_refused(tmp_path):
     proto = model([node("Twice", ["x"], ["y"], domain="own")], [value("x")], [value("y")], domains=[("own", 1)])
     inside = [node("Add", ["a", "a"], ["b"])]
@@ -523,8 +563,12 @@ def test_bfloat16_is_used_where_the_opset_has_it(tmp_path):
     answered = run(rounded(path, tmp_path, ir.DataType.BFLOAT16), feeds)["y"]
     np.testing.assert_allclose(answered, expected, rtol=1e-2)
     old = model([node("Relu", ["x"], ["y"])], [value("x")], [value("y")], opset=11)
-    with pytest.raises(Refused, match="nothing in the model can become bf16") as caught:
+    with pytest.raises(Refused, match="bfloat16 needs opset 13, where Cast takes it; the model has 11") as caught:
         convert(old, tmp_path, BFloat16())
+    assert caught.value.hint == "raise it first: opset = 13"
+    conv = model([node("Conv", ["x", "k"], ["y"])], [value("x", shape=shape)], [value("y", shape=shape)], weights[:1])
+    with pytest.raises(Refused, match="nothing in the model can become bf16") as caught:
+        convert(conv, tmp_path, BFloat16())
     assert caught.value.hint == "use fp32 or raise the opset"
 
 
