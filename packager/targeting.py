@@ -18,7 +18,7 @@ from packager.building import Made, build_bundle
 from packager.bundle import open_bundle
 from packager.cache import Ingredients, tree_digest
 from packager.dist import archive
-from packager.errors import InternalError, PackagerError, ToolchainMissing, VerificationError
+from packager.errors import InternalError, PackagerError, Refused, ToolchainMissing, VerificationError
 from packager.files import storage_error, storage_errors
 from packager.host import this_host
 from packager.levels import below
@@ -90,20 +90,26 @@ def _climb(run: Run, target: Target, kind: Kind) -> TargetResult:
     """Try the room's ladder of precisions, the smallest bundle first, and take the first that passes.
 
     Raises:
-        VerificationError: none does; what became of each is in the message.
+        Refused: the room can't take the model at any.
+        VerificationError: none passes; what became of each is in the message.
     """
     tried: list[str] = []
+    refused = True
     for precision in kind.facts.dialect.ladder:
         try:
             result = _attempt(run, at_precision(run.manifest, target, precision))
         except PackagerError as error:
             tried.append(f"{precision}: {' '.join(error.message.split())}")
+            refused = refused and isinstance(error, Refused)
             continue
         if result.exit_code == 0:
             ladder = "".join(f"; {line}" for line in tried)
             return replace(result, notes=(f"auto took {precision}{ladder}", *result.notes))
         tried.append(f"{precision}: {' '.join(result.message.split())}")
+        refused = False
     listed = "".join(f"\n  {line}" for line in tried)
+    if refused:
+        raise Refused(f"no precision that `auto` may take can be built{listed}", "choose another target for this model")
     raise VerificationError(
         f"no precision that `auto` may take passes{listed}",
         "give goldens that are like real inputs, or choose a precision and a tolerance yourself",

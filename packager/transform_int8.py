@@ -90,6 +90,7 @@ class Int8Dynamic:
         if (left := _already(model)) is not None:
             return left
         _need_opset(model, "dynamic", "dynamic quantisation")
+        interface = _interface(model)
         source, target = _prepare(model, context, self.name)
         with _quiet():
             try:
@@ -104,7 +105,7 @@ class Int8Dynamic:
                 )
             except (ValueError, KeyError, IndexError, RuntimeError, AssertionError) as error:
                 raise Refused(f"ONNX Runtime's quantiser failed: {error}", "exclude the nodes it names") from error
-        return _finish(target, "")
+        return _finish(target, "", interface)
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,7 @@ class Int8Static:
         if activation == "uint16":
             _need_opset(model, "uint16", "QuantizeLinear to 16 bits")
         excluded = _excluded(model, self.exclude, self.exclude_types)
+        interface = _interface(model)
         source, target = _prepare(model, context, self.name)
         cases, note = self._cases(source, context)
         types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8, "uint16": QuantType.QUInt16}
@@ -202,7 +204,7 @@ class Int8Static:
                 )
             except (ValueError, KeyError, IndexError, RuntimeError, AssertionError, TypeError) as error:
                 raise Refused(f"ONNX Runtime's quantiser failed: {error}", hint) from error
-        return _finish(target, note)
+        return _finish(target, note, interface)
 
     def _cases(self, source: Path, context: Context) -> tuple[list[GoldenCase], str]:
         """The calibration cases. Histograms need cases of one shape: the most common one is taken.
@@ -320,15 +322,29 @@ def _unpack_weights(model: ir.Model) -> None:
             del model.graph.initializers[name]
 
 
-def _finish(target: Path, note: str) -> Outcome:
-    """Read the quantiser's answer.
+Interface = dict[str, tuple["ir.TypeProtocol | None", "ir.Shape | None"]]
+
+
+def _interface(model: ir.Model) -> Interface:
+    """Types and shapes of graph inputs and outputs, which shape inference and the quantiser may fill in or rename."""
+    values = (*model.graph.inputs, *model.graph.outputs)
+    return {value.name or "": (value.type, None if value.shape is None else value.shape.copy()) for value in values}
+
+
+def _finish(target: Path, note: str, interface: Interface) -> Outcome:
+    """Read the quantiser's answer, its nodes sorted and its inputs and outputs declared as they were.
 
     Raises:
         Refused: it quantised nothing.
     """
     import onnx_ir as ir
 
+    from onnx_ir.passes.common import TopologicalSortPass
+
     model = ir.load(target)
+    TopologicalSortPass()(model)
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        value.type, value.shape = interface.get(value.name or "", (value.type, value.shape))
     for mark in (_PREPROCESSED, "onnx.infer"):  # the quantiser's notes to itself
         model.metadata_props.pop(mark, None)
     counts = Counter(node.op_type for node in _nodes(model) if node.op_type in CARRIERS - {"DynamicQuantizeLinear"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,9 +14,12 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from packager.errors import GoldenError, Refused
+from packager.golden_synth import synthesise
 from packager.goldens import GoldenCase, GoldenSet
+from packager.model import open_model
 from packager.transform import Context
 from packager.transform_int8 import Int8Dynamic, Int8Static
+from packager.transforming import apply
 from tests.builders import model, save, value
 
 node = helper.make_node
@@ -244,3 +248,26 @@ def test_steps_print_the_settings():
     assert settings["weight dtype"] == "uint8"
     assert settings["excluded operators"] == "Conv"
     assert dict(Int8Static(scheme="symmetric").step().settings)["bits of a weight"] == "8"
+
+
+@pytest.mark.parametrize("chosen", [Int8Dynamic(), Int8Static()])
+def test_unknown_dims_of_inputs_and_outputs_stay_unknown(
+    tmp_path: Path, corpus: Path, chosen: Int8Dynamic | Int8Static
+):
+    """Shape inference gives an unnamed dim a name (unk__0); the signature must not change by that."""
+    source = corpus / "surrogate_regressor.onnx"
+    goldens = synthesise(open_model(source))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "out").mkdir()
+    made = apply([chosen], Context(source, tmp_path / "work", goldens), tmp_path / "out/model.onnx")
+    assert made.signature == open_model(source).signature
+
+
+def test_bodies_of_branches_stay_sorted(tmp_path: Path, corpus: Path):
+    """The quantiser appends what it adds to a branch; the onnx checker wants nodes after what they read."""
+    source = corpus / "silero_vad_16k.onnx"
+    (tmp_path / "work").mkdir()
+    (tmp_path / "out").mkdir()
+    out = tmp_path / "out/model.onnx"
+    apply([Int8Dynamic()], Context(source, tmp_path / "work", synthesise(open_model(source))), out)
+    onnx.checker.check_model(str(out))
