@@ -28,17 +28,22 @@ MODEL = "model.onnx"
 ANSWERS = "golden"
 RECORD = "transformed.json"
 TRANSFORM_SECONDS = 3600.0
+MAX_CULPRITS = 3
 
 
 @dataclass(frozen=True)
 class Transformed:
-    """What transforms made of a model, and how far its answers in ONNX Runtime are from the reference's."""
+    """What transforms made of a model, and how far its answers in ONNX Runtime are from the reference's.
+
+    ``failures`` says which outputs left their tolerance, and ``culprits`` then which nodes did it, worst first.
+    """
 
     passes: tuple[str, ...]
     notes: tuple[str, ...]
     bytes: int
     distance: Distance
     failures: tuple[str, ...]
+    culprits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,19 @@ def transform(job: TransformJob) -> Transformed:
         excluded=excluded,
     )  # fmt: skip
     overall = parity.judge(results)
-    return Transformed(applied.passes, applied.notes, applied.bytes, distance(overall), overall.reasons)
+    failed = next((case for case, result in zip(answered, results, strict=True) if not result.passed), None)
+    culprits = () if failed is None else _culprits(job.source, job.out / MODEL, failed)
+    return Transformed(applied.passes, applied.notes, applied.bytes, distance(overall), overall.reasons, culprits)
+
+
+def _culprits(before: Path, after: Path, case: GoldenCase) -> tuple[str, ...]:
+    """Where the transformed model leaves the model: the first node that differs clearly, then those that add most."""
+    from packager.transform_drift import drift, first_diverging, worst_first
+
+    found = drift(before, after, case.inputs)
+    first = first_diverging(found)
+    worst = [str(each) for each in worst_first(found)[:MAX_CULPRITS]]
+    return (*((f"the first to drift: {first}",) if first else ()), *(f"drifts most: {line}" for line in worst))
 
 
 def in_dialect(job: TransformJob, ingredients: Ingredients, cache: Cache) -> Dialected:
@@ -159,6 +176,7 @@ def in_dialect(job: TransformJob, ingredients: Ingredients, cache: Cache) -> Dia
     record = child.call(transform, job, seconds=TRANSFORM_SECONDS, what="transforming the model")
     if record.failures:
         listed = "".join(f"\n  {failure}" for failure in record.failures[:5])
+        listed += "".join(f"\n  {line}" for line in record.culprits)
         raise VerificationError(
             f"the transformed model ({', '.join(record.passes)}) no longer answers as the model does{listed}",
             "choose another precision, exclude sensitive nodes, or give goldens that are like real inputs",

@@ -338,7 +338,6 @@ def _finish(target: Path, note: str, interface: Interface) -> Outcome:
         Refused: it quantised nothing.
     """
     import onnx_ir as ir
-
     from onnx_ir.passes.common import TopologicalSortPass
 
     model = ir.load(target)

@@ -86,6 +86,7 @@ def test_a_conversion_that_loses_too_much_fails_before_anything_is_built(tiny: s
     report, result = build(dense(tmp_path / "m.onnx"), tmp_path / "dist", "fp16", more)
     assert report.exit_code in (3, 6)
     assert "fp16" in result.message and "1e-09" in result.message
+    assert "MatMul 'mul'" in result.message
     assert not (tmp_path / "dist/m-0.0.0-tiny").exists()
 
 
