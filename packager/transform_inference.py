@@ -98,7 +98,9 @@ def _inferred(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
 
 
 def _long(info: onnx.ValueInfoProto) -> bool:
-    dims = info.type.tensor_type.shape.dim if info.type.HasField("tensor_type") else ()
+    if not info.type.HasField("tensor_type"):
+        return False
+    dims = info.type.tensor_type.shape.dim
     return len(dims) == 1 and dims[0].dim_value > FOLLOWED
 
 

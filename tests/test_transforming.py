@@ -22,7 +22,7 @@ from packager.transform_files import load, signature_of
 from packager.transform_registry import PASSES, AnyPass, dump_pass
 from packager.transform_shapes import Fold, PinShapes
 from packager.transform_versions import DropUnusedImports, InlineFunctions, SetVersions
-from packager.transforming import signature_differences
+from packager.transforming import Applied, signature_differences
 from tests import builders
 from tests.builders import BOOL, FLOAT, INT64, value
 from tests.golden_models import node
@@ -285,6 +285,13 @@ def test_passes_travel_as_json() -> None:
         adapter.validate_json('[{"name": "nope"}]')
     with pytest.raises(InternalError, match="broken"):
         dump_pass(Broken(""))
+
+
+def test_what_was_made_travels_as_json(tmp_path: Path) -> None:
+    applied = transform(builders.relu(tmp_path / "m.onnx"), tmp_path, Clean()).applied
+    adapter = TypeAdapter(Applied)
+    assert adapter.validate_json(adapter.dump_json(applied)) == applied
+    assert applied.digest == open_model(applied.path).digest
 
 
 def test_every_registered_pass_is_a_pass() -> None:

@@ -38,6 +38,14 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+def f32(data) -> np.ndarray:
+    return np.array(data, np.float32)
+
+
+def u8(data) -> np.ndarray:
+    return np.array(data, np.uint8)
+
+
 def model(folder: Path, nodes, inputs=None, outputs=None, initializers=(), **options) -> Path:
     """A saved model; by default float ``x`` [n, 3] in, and the last node's output, of unknown rank, out."""
     inputs = [value("x")] if inputs is None else inputs
@@ -60,7 +68,8 @@ def answer(path: Path, feeds: Mapping[str, np.ndarray]) -> list:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return session.run(None, dict(feeds))
+    answers: list = session.run(None, dict(feeds))
+    return answers
 
 
 def same(made: Made, **feeds: np.ndarray) -> list:
