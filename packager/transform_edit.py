@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ class Impossible(Exception):
 class Edit:
     """What an adapter may use: what is known of values, and names that are taken."""
 
-    found: Mapping[ir.Value, Known]
+    found: dict[ir.Value, Known]
     taken: set[str]
 
     def dims(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
@@ -66,6 +65,8 @@ class Edit:
         name, old.name = old.name, fresh(f"{old.name}_{node.op_type}", self.taken)
         new.name, new.shape, new.type = name, old.shape, old.type
         old.shape = None
+        if old in self.found:
+            self.found[new] = self.found.pop(old)
         graph = _graph(node)
         graph.insert_after(node, made)
         for user, index in uses:

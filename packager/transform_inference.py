@@ -22,6 +22,10 @@ SEEN_BYTES = 4096
 """Constants up to this size are shown to shape inference by value: shapes, axes, indices."""
 
 
+FOLLOWED = 1 << 20
+"""Values of one dim with more elements keep shape arithmetic from being followed; see :func:`_inferred`."""
+
+
 @dataclass(frozen=True)
 class Known:
     """What is inferred of a value: its dtype (``TensorProto.DataType``) and its dims, ``None`` for an unknown rank."""
@@ -43,18 +47,10 @@ def infer(model: ir.Model) -> dict[ir.Value, Known]:
     Raises:
         Refused: inference finds the model contradictory.
     """
-    import onnx
     import onnx_ir as ir
 
     proto = _light_proto(model)
-    for graph in _graphs(proto.graph):
-        _forget(graph, keep_inputs=graph is proto.graph)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError) as error:
-        raise Refused(
-            f"shape inference fails: {' '.join(str(error).split())[:600]}", "check the model's shapes at these sizes"
-        ) from error
+    inferred = _inferred(proto, strict=False)
     found: dict[ir.Value, Known] = {}
     _read(model.graph, inferred.graph, found)
     for graph in model.graphs():
@@ -70,16 +66,42 @@ def consistent(model: ir.Model) -> bool:
 
     ONNX Runtime checks the same when it loads a model.
     """
+    try:
+        _inferred(_light_proto(model), strict=True)
+    except Refused:
+        return False
+    return True
+
+
+def _inferred(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
+    """Infer twice: types and shapes first, then with the values of shape arithmetic.
+
+    The second goes element by element through every 1-D value, floats too, at some 50 bytes each, so it is left out
+    where the first finds one of more than :data:`FOLLOWED` elements.
+
+    Raises:
+        Refused: inference fails.
+    """
     import onnx
 
-    proto = _light_proto(model)
     for graph in _graphs(proto.graph):
         _forget(graph, keep_inputs=graph is proto.graph)
     try:
-        onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=True, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError):
+        first = onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=strict, data_prop=False)
+        if any(_long(info) for graph in _graphs(first.graph) for info in (*graph.input, *graph.value_info)):
+            return first
+        return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=strict, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError) as error:
+        raise Refused(
+            f"shape inference fails: {' '.join(str(error).split())[:600]}", "check the model's shapes at these sizes"
+        ) from error
+
+
+def _long(info: onnx.ValueInfoProto) -> bool:
+    if not info.type.HasField("tensor_type"):
         return False
-    return True
+    dims = info.type.tensor_type.shape.dim
+    return len(dims) == 1 and dims[0].dim_value > FOLLOWED
 
 
 def _light_proto(model: ir.Model) -> onnx.ModelProto:

@@ -292,12 +292,21 @@ def _group_up(node: ir.Node, edit: Edit) -> None:
         node.replace_input_with(index, flat)
 
 
-def _group_down(node: ir.Node, edit: Edit) -> None:
-    dims = edit.dims(node.inputs[0])
-    if dims is None or dims[1:2] != (peek(node, "num_groups"),):
-        raise Impossible("it scales per channel, older versions per group")
-    if take(node, "stash_type") not in (None, 1):
-        raise Impossible("its stash_type isn't float32")
+def _shape_down(node: ir.Node, edit: Edit) -> None:
+    """Shape of some axes becomes a slice of the whole shape; both clamp in the same way."""
+    start, end = take(node, "start") or 0, take(node, "end")
+    if start or end is not None:
+        bounds = (start, "start"), (2**31 - 1 if end is None else end, "end")
+        edit.after(node, "Slice", [edit.constant(node, _ints([number]), hint) for number, hint in bounds])
+
+
+def _reshape_down(node: ir.Node, edit: Edit) -> None:
+    """``allowzero`` matters only where the new shape has a zero."""
+    if not take(node, "allowzero"):
+        return
+    shape = fixed(node, 1, "sizes, one of which may be an actual zero (allowzero = 1),")
+    if shape is None or 0 in shape:
+        raise Impossible("it makes a dim of size zero (allowzero = 1)")
 
 
 def _constant_down_12(node: ir.Node, edit: Edit) -> None:
@@ -368,7 +377,8 @@ DOWN: Mapping[tuple[str, int], Adapter] = {
     ("BatchNormalization", 15): _norm_down_15, ("BatchNormalization", 14): _norm_14, ("Pad", 19): _no_wrap,
     ("Pad", 18): _pad_down_18, ("Resize", 19): _resize_down_19, ("Resize", 13): _resize_down_13,
     ("RoiAlign", 16): _roi_down, ("GridSample", 20): _grid_down, ("DFT", 20): _dft_down,
-    ("GroupNormalization", 21): _group_down, ("Constant", 12): _constant_down_12, ("QuantizeLinear", 13): _per_tensor,
+    ("Shape", 15): _shape_down, ("Reshape", 14): _reshape_down,
+    ("Constant", 12): _constant_down_12, ("QuantizeLinear", 13): _per_tensor,
     ("DequantizeLinear", 13): _per_tensor, ("ScatterElements", 18): _no_max, ("ScatterND", 18): _no_max,
     ("AveragePool", 19): _no_ceil, ("AveragePool", 22): _no_ceil, ("MaxPool", 22): _no_ceil, ("Mod", 28): _mod_down,
 }  # fmt: skip

@@ -244,8 +244,8 @@ def _crossed(node: ir.Node, current: int, version: int) -> list[int]:
     if heir is not None and version > current:
         return [*between, *(change for change in changes(heir, "") if between[-1] < change <= high)]
     if schema_at(node.op_type, node.domain, version) is None:
-        began = f"begins at {known[0]}" if version < known[0] else f"ends at {between[-1]}"
-        raise Impossible(f"the operator {began}")
+        ended = f"ends at {between[-1]}" if version > current else f"has no usable form at {version}"
+        raise Impossible(f"the operator begins at {known[0]}" if version < known[0] else f"the operator {ended}")
     if version > current:
         return between
     if between[0] <= LOWEST and node.domain == "":

@@ -27,6 +27,10 @@ MAX_FILE_BYTES = 1 << 30
 """Largest data file: small enough for stores and file systems that stop at 2 GiB."""
 
 
+CHECKED_BYTES = 256 << 20
+"""A larger .onnx file isn't given to the onnx checker, which reads all of it into memory twice."""
+
+
 @dataclass(frozen=True)
 class Applied:
     """What :func:`apply` made. ``digest`` and ``bytes`` cover the model and its data files (in file-name order).
@@ -79,7 +83,7 @@ def apply(
         save(changed, out, max_inline_bytes=max_inline_bytes, max_file_bytes=max_file_bytes)
     except OSError as error:
         raise BuildError(f"{out}: the transformed model can't be written: {error}") from error
-    opened = _checked(out, signature, check_runtime)
+    opened = _checked(context.source, out, signature, check_runtime)
     files = (out, *(file.path for file in opened.external))
     return Applied(
         path=out,
@@ -120,7 +124,7 @@ def _listed(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(f"'{spec.name}'" for spec in specs) or "none"
 
 
-def _checked(out: Path, signature: Signature, check_runtime: bool) -> Model:
+def _checked(source: Path, out: Path, signature: Signature, check_runtime: bool) -> Model:
     """Open what was saved as any model is opened, let the onnx checker and ONNX Runtime look at it."""
     try:
         opened = open_model(out)
@@ -129,7 +133,7 @@ def _checked(out: Path, signature: Signature, check_runtime: bool) -> Model:
     differences = signature_differences(signature, opened.signature)
     if differences:
         raise InternalError(f"{out}: saving changed the signature: {'; '.join(differences)}")
-    _check_onnx(out, opened)
+    _check_onnx(source, out, opened)
     if check_runtime:
         try:
             _load_in_runtime(out)
@@ -138,21 +142,31 @@ def _checked(out: Path, signature: Signature, check_runtime: bool) -> Model:
     return opened
 
 
-def _check_onnx(out: Path, opened: Model) -> None:
+def _check_onnx(source: Path, out: Path, opened: Model) -> None:
     """The onnx checker, by path: it reads the graph, and of external data only whether it is there.
 
-    It knows no IR version or operator set newer than the installed onnx; such a model isn't checked.
+    It knows no IR version or operator set newer than the installed onnx; such a model isn't checked. It is stricter
+    than any runtime in places (an output of unknown rank), so what it says of the source too isn't held against us.
     """
     import onnx
 
     newest = onnx.defs.onnx_opset_version()
-    if opened.bytes >= 2**31 or opened.structure.ir_version > onnx.IR_VERSION or opened.opset > newest:
+    if opened.bytes > CHECKED_BYTES or opened.structure.ir_version > onnx.IR_VERSION or opened.opset > newest:
         return
+    reason = _objection(out)
+    if reason and reason != _objection(source):
+        raise BuildError(f"{out}: the onnx checker refuses the transformed model: {reason[:600]}")
+
+
+def _objection(path: Path) -> str:
+    """What the onnx checker says against a file, empty for nothing."""
+    import onnx
+
     try:
-        onnx.checker.check_model(str(out))
+        onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
-        reason = " ".join(str(error).split())[:600]
-        raise BuildError(f"{out}: the onnx checker refuses the transformed model: {reason}") from error
+        return " ".join(str(error).split())
+    return ""
 
 
 def _load_in_runtime(out: Path) -> None:
