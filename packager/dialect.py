@@ -75,10 +75,15 @@ def passes_for(kind: Kind, model: Model, precision: str, shapes: tuple[tuple[str
     chosen: list[AnyPass] = []
     if dialect.inline and structure.functions:
         chosen.append(load_pass({"name": "inline-functions"}))
-    if dialect.strip_zipmap and any(node.op_type == "ZipMap" for node in structure.graph.nodes):
-        chosen.append(load_pass({"name": "strip-zipmap"}))
+    if dialect.strip_zipmap:
+        from packager.transform_cleaning import planned_strip
+
+        strip = planned_strip(structure)
+        chosen += [] if strip is None else [strip]
     if dialect.pin and shapes:
-        chosen += [load_pass({"name": "pin-shapes", "shapes": shapes}), load_pass({"name": "fold"})]
+        # Folding first takes away branches that the pinned sizes would contradict.
+        fold, pin = load_pass({"name": "fold"}), load_pass({"name": "pin-shapes", "shapes": shapes})
+        chosen += [fold, pin, fold]
     if dialect.clean:
         chosen.append(load_pass({"name": "clean"}))
     if dialect.lower:

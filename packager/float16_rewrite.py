@@ -55,13 +55,16 @@ class Work:
 
     @property
     def main(self) -> ir.Graph:
+        """The main graph."""
         return next(iter(self.graphs))
 
     def reads(self, node: ir.Node, index: int) -> Need:
+        """What the node takes at input ``index``."""
         need = self.slots[node].inputs.get(index, "any")
         return "wide" if need == "low" and node not in self.is_low else need
 
     def gives(self, node: ir.Node, index: int) -> Need:
+        """What the node makes at output ``index``."""
         need = self.slots[node].outputs.get(index, "any")
         return "wide" if need == "low" and node not in self.is_low else need
 
@@ -83,11 +86,13 @@ class Work:
         return self.gives(producer, value.index() or 0)
 
     def dtype(self, need: Need) -> ir.DataType:
+        """The onnx-ir dtype of a need."""
         import onnx_ir as ir
 
         return self.low if need == "low" else ir.DataType.FLOAT
 
     def fresh(self, name: str, need: Need) -> str:
+        """A name nobody uses yet, for the value ``name`` in the dtype of ``need``."""
         stem = f"{name}_{_TAGS[self.dtype(need).name]}"
         found, number = stem, 1
         while found in self.names:

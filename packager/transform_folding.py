@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from packager.graph import BITS, DTYPES, Dim
-from packager.model import RANDOM_OPERATORS
+from packager.hazards import RANDOM_OPERATORS
 from packager.transform_graphs import all_names, constant, drop_dead, fresh, inner_graphs, remove, replace_value
 from packager.transform_inference import Known
 

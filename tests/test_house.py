@@ -24,7 +24,6 @@ MAX_LINES = 400
 LONG = {
     "packager/parity.py": "the comparator travels in every bundle as one file that imports nothing of packager",
     "packager/graph.py": "one reader for one format: the messages of onnx.proto, each with the view it becomes",
-    "packager/targeting.py": "the steps of one target in the order they happen",
     "packager/report.py": "one function per command and form; none is long",
 }
 
@@ -34,7 +33,13 @@ ELSEWHERE = {
     "capture": "test_cli: `packager golden` with and without the source framework's function",
     "errors": "test_child: each class crosses a process boundary; test_cli: each exit status",
     "golden_roles": "test_golden_uses and test_golden_synth: the roles that are read off real graphs",
+    "float16_rewrite": "test_transform_float16: the pass as a whole, on real models and each known fault",
+    "float16_rounding": "test_transform_float16: overflow that only rounding between nodes shows",
+    "float16_rules": "test_transform_float16: what stays in fp32",
+    "float16_slots": "test_transform_float16: slots whose schema doesn't take half precision",
+    "float16_types": "test_transform_float16: types onnx doesn't infer",
     "goldens_ready": "test_engine: references shared, cached, refused and tried again",
+    "hazards": "test_model: hazards are named when a model is opened",
     "levels": "test_engine: min_level",
     "readme": "test_contract: every room's README with plain and hostile names",
     "results": "test_report and test_dist: what every report is made from",
@@ -43,6 +48,14 @@ ELSEWHERE = {
     "run": "test_engine: references shared by targets, and those of a target's own shapes",
     "placing": "test_engine: what is placed, rejected, withdrawn and kept",
     "engine": "test_engine",
+    "transform_edit": "test_transform_versions: the adapters that use it",
+    "transform_files": "test_transforming: loading and saving, inline and external",
+    "transform_folding": "test_transform_shapes: folding",
+    "transform_graphs": "test_transform_shapes and test_transform_cleaning",
+    "transform_inference": "test_transform_shapes: shapes inferred anew",
+    "transform_ir_version": "test_transform_versions: IR versions raised and lowered",
+    "transform_registry": "test_transforming and test_dialect: passes as JSON",
+    "transform_steps": "test_transform_versions: each step between operator sets",
     "transform": "a Protocol and its data only: nothing to run",
     "verdict": "test_verifying and test_report: plain data",
 }
