@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["PackagerError", "__version__", "build", "golden", "inspect", "plan", "verify"]
+__all__ = ["PackagerError", "__version__", "build", "explain", "golden", "inspect", "plan", "verify"]
 
 if TYPE_CHECKING:
-    from packager.engine import build, golden, inspect, plan, verify
+    from packager.engine import build, explain, golden, inspect, plan, verify
     from packager.errors import PackagerError
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from packager import __version__
@@ -20,6 +20,7 @@ from packager.files import list_files, to_json, write_text
 from packager.graph import Dim
 from packager.model import Signature, TensorSpec, sha256_file
 from packager.room import Plan
+from packager.verdict import Distance
 
 SCHEMA = "packager.bundle/1"
 SEAL = "bundle.json"
@@ -47,7 +48,11 @@ class BundleFile:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle. ``digest`` is ``sha256:<hex>`` of ``bundle.json``, which covers every other file."""
+    """An opened bundle. ``digest`` is ``sha256:<hex>`` of ``bundle.json``, which covers every other file.
+
+    ``shapes``, ``options`` and ``transforms`` are those of the plan it was built by. ``transform`` is what transforms
+    cost, measured when it was built; ``None`` where the model is as it was.
+    """
 
     folder: Path
     name: str
@@ -59,6 +64,11 @@ class Bundle:
     signature: Signature
     files: tuple[BundleFile, ...]
     digest: str
+    opset: int
+    shapes: tuple[tuple[str, int], ...] = ()
+    options: str = "{}"
+    transforms: str = "[]"
+    transform: Distance | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -66,7 +76,9 @@ class Bundle:
         return sum(file.bytes for file in self.files)
 
 
-def seal(folder: Path, plan: Plan, tools: Mapping[str, str], roles: Mapping[str, str]) -> Bundle:
+def seal(
+    folder: Path, plan: Plan, tools: Mapping[str, str], roles: Mapping[str, str], transform: Distance | None = None
+) -> Bundle:
     """Write ``bundle.json`` over everything in ``folder`` (``verdict.json`` excepted) and open the result.
 
     Args:
@@ -74,6 +86,7 @@ def seal(folder: Path, plan: Plan, tools: Mapping[str, str], roles: Mapping[str,
         plan: what was done.
         tools: distribution name to exact version.
         roles: glob patterns of this kind's files to their roles.
+        transform: how far transforms took the model from the reference, where there were any.
     """
     known = {**COMMON_ROLES, **roles}
     files = [
@@ -100,7 +113,9 @@ def seal(folder: Path, plan: Plan, tools: Mapping[str, str], roles: Mapping[str,
             "options": plan.options,
             "steps": [{"title": step.title, "settings": dict(step.settings)} for step in plan.steps],
             "notes": list(plan.notes),
+            "transforms": json.loads(plan.transforms),
         },
+        "transform": None if transform is None else asdict(transform),
         "packager": __version__,
         "tools": dict(sorted(tools.items())),
         "files": files,
@@ -162,6 +177,11 @@ def _parse(folder: Path, data: bytes) -> Bundle:
             tuple(_parse_spec(spec) for spec in document["signature"]["outputs"]),
         ),
         files=files,
+        opset=int(document["model"]["opset"]),
+        shapes=tuple((str(name), int(size)) for name, size in document["plan"]["shapes"].items()),
+        options=str(document["plan"]["options"]),
+        transforms=json.dumps(document["plan"]["transforms"], sort_keys=True),
+        transform=_parse_distance(document["transform"]),
         digest="sha256:" + hashlib.sha256(data).hexdigest(),
         **texts,
     )
@@ -175,6 +195,18 @@ def _parse_file(entry: dict[str, object]) -> BundleFile:
     if not path or pure.is_absolute() or ".." in pure.parts or "\\" in path or os.path.splitdrive(path)[0]:
         raise ValueError(f"file '{path}' leaves the bundle's folder")
     return BundleFile(path, digest, size, role)
+
+
+def _parse_distance(entry: dict[str, object] | None) -> Distance | None:
+    if entry is None:
+        return None
+    numbers = {name: entry[name] for name in ("max_abs", "scaled", "cosine", "top1")}
+    parsed: dict[str, float | None] = {}
+    for name, number in numbers.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float))):
+            raise ValueError(f"transform.{name} is {number!r}, not a number")
+        parsed[name] = None if number is None else float(number)
+    return Distance(**parsed)
 
 
 def _parse_spec(entry: dict[str, object]) -> TensorSpec:

@@ -162,6 +162,21 @@ def verify(bundle: tuple[Path, ...], style: str) -> None:
 
 
 @cli.command()
+@click.argument("bundle", type=PATH)
+@click.option("--model", type=PATH, required=True, metavar="FILE", help="The ONNX file it was built from.")
+@click.option("--case", metavar="NAME", help="Golden case; default the first.")
+@click.option("--top", type=click.IntRange(min=1), default=20, metavar="N", help="How many nodes to name; default 20.")
+@format_option
+def explain(bundle: Path, model: Path, case: str | None, top: int, style: str) -> None:
+    """Show where a bundle drifts from its model, node by node, worst first."""
+    from packager import engine, report
+
+    with _listener() as listener:
+        found = engine.explain(bundle, model, case=case, most=top, listener=listener)
+    _say(report.explained_json(found) if style == "json" else report.explained_text(found))
+
+
+@cli.command()
 @click.argument("model", type=PATH)
 @format_option
 def inspect(model: Path, style: str) -> None:

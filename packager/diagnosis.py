@@ -134,7 +134,7 @@ def find_divergence(job: DiagnosisJob) -> Finding:
     tolerance = _loosest(golden.rules)
     model = open_model(job.model)
     labels = {name: node.label for node in model.structure.graph.nodes for name in node.outputs if name}
-    tensors = _searchable(model)
+    tensors = computed_tensors(model)
     proto = onnx.load(str(job.model))
     low, worst = 0, ""
     for _ in range(MAX_ROUNDS):
@@ -166,7 +166,7 @@ def _loosest(rules: Mapping[str, parity.OutputRule]) -> parity.Tolerance:
     return parity.Tolerance(max(absolute, default=None), max(scaled, default=None), min(cosine, default=None))
 
 
-def _searchable(model: Model) -> list[str]:
+def computed_tensors(model: Model) -> list[str]:
     """Tensors that nodes of the main graph compute from the inputs, in graph order; constants are left out."""
     fed = {spec.name for spec in model.signature.inputs}
     found: list[str] = []
@@ -190,7 +190,29 @@ def _spread(names: Sequence[str], most: int) -> list[str]:
 def _probe(
     proto: onnx.ModelProto, chosen: list[str], job: DiagnosisJob, feeds: Mapping[str, Array], tol: parity.Tolerance
 ) -> dict[str, str]:
-    """Those of the chosen tensors that differ, with the reason, found by building a model that gives all of them."""
+    """Those of the chosen tensors that differ, with the reason."""
+    differing: dict[str, str] = {}
+    for tensor, (expected, actual) in run_probe(proto, chosen, job, feeds).items():
+        result = parity.compare_output(tensor, expected, actual, tol, None)
+        if not result.passed:
+            differing[tensor] = result.reasons[0]
+    return differing
+
+
+def run_probe(
+    proto: onnx.ModelProto, chosen: list[str], job: DiagnosisJob, feeds: Mapping[str, Array]
+) -> dict[str, tuple[Array, Array]]:
+    """What ONNX Runtime and the target give for intermediate tensors, found by building a model that outputs them.
+
+    Args:
+        proto: the model the bundle was built from.
+        chosen: names of tensors of its main graph; those that aren't tensors at run time are left out.
+        job: the bundle and how it was built.
+        feeds: inputs by name.
+
+    Raises:
+        PackagerError: the probe model can't be built or run.
+    """
     with tempfile.TemporaryDirectory(prefix="packager-probe-") as name:
         folder = Path(name)
         path = folder / "probe.onnx"
@@ -204,12 +226,7 @@ def _probe(
         seal(stage, plan, {}, {})
         with kind.load().runner(stage) as runner:
             actual = runner.run(feeds)
-    differing: dict[str, str] = {}
-    for tensor, value in expected.items():
-        result = parity.compare_output(tensor, value, actual[tensor], tol, None)
-        if not result.passed:
-            differing[tensor] = result.reasons[0]
-    return differing
+    return {tensor: (value, actual[tensor]) for tensor, value in expected.items()}
 
 
 def _probe_plan(kind: Kind, plan: Plan, model: Model, goldens: GoldenSet) -> Plan:
@@ -223,7 +240,7 @@ def _probe_plan(kind: Kind, plan: Plan, model: Model, goldens: GoldenSet) -> Pla
         model=model,
         goldens=goldens,
         precision=plan.precision,
-        shapes=plan.shapes,
+        shapes=() if kind.facts.dialect.pin else plan.shapes,
         options=options,
         facts=kind.facts,
     )

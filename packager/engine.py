@@ -16,20 +16,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from packager import __version__, child
+from packager import __version__, child, explaining
 from packager import manifest as manifests
 from packager.bundle import open_bundle
 from packager.cache import Cache, default_cache, tree_digest
 from packager.capture import Captured, capture
 from packager.errors import PackagerError, UsageError
+from packager.explaining import Explanation
 from packager.files import remove_tree, storage_errors, unpacked, writable_folder
 from packager.manifest import Manifest, Target
 from packager.model import Model, open_model
+from packager.planning import open_source, plan_target
+from packager.precisions import AUTO
 from packager.reference import Reference, SynthesisSettings
 from packager.report import Listener, Silent
 from packager.results import Report, TargetResult
-from packager.room import Plan, package_folder
-from packager.targeting import Run, plan_target, run_target
+from packager.room import Plan, kind_named, package_folder
+from packager.run import ReferenceRefused, Run
+from packager.targeting import run_target
 from packager.verdict import Verdict
 from packager.verifying import verify_folder
 
@@ -98,12 +102,25 @@ def plan(
     chosen = read_manifest(_path(model), _path(manifest), targets, _path(golden))
     with _running(chosen, None, cache, verify=False, listener=listener or Silent()) as run:
         planned: list[Planned] = []
-        for target in chosen.targets:
+        for target in _rungs(chosen):
             try:
-                planned.append(Planned(target.name, target.kind, plan_target(run, target), None))
+                decided = plan_target(run, target, open_source(run, target))
+                planned.append(Planned(target.name, target.kind, decided, None))
+            except ReferenceRefused as error:
+                raise error.cause from None
             except PackagerError as error:
                 planned.append(Planned(target.name, target.kind, None, error))
         return tuple(planned)
+
+
+def _rungs(chosen: Manifest) -> Iterator[Target]:
+    """Every target, one of precision ``auto`` once for each precision it may take."""
+    for target in chosen.targets:
+        if target.precision == AUTO:
+            ladder = kind_named(target.kind).facts.dialect.ladder
+            yield from (manifests.at_precision(chosen, target, precision) for precision in ladder)
+        else:
+            yield target
 
 
 def build(
@@ -169,7 +186,7 @@ def build(
 def _buildable(chosen: Manifest, listener: Listener) -> Manifest:
     """Without a manifest and without names: the kinds whose toolchain is here; the others are named."""
     from packager.host import this_host
-    from packager.room import kind_named, missing_requirements
+    from packager.room import missing_requirements
 
     keep = []
     for target in chosen.targets:
@@ -356,4 +373,22 @@ def _verify(path: Path, folder: Path, listener: Listener) -> Verified:
     return Verified(str(path), opened.name, opened.target, opened.kind, verdict, None, warnings)
 
 
-__all__ = ["Planned", "Verified", "build", "golden", "inspect", "plan", "verify"]
+def explain(
+    bundle: str | os.PathLike[str],
+    model: str | os.PathLike[str],
+    *,
+    case: str | None = None,
+    most: int = 20,
+    listener: Listener | None = None,
+) -> Explanation:
+    """Say where a bundle (a folder) drifts from the model it was built from, node by node.
+
+    Raises:
+        PackagerError: the bundle or the model can't be opened, don't belong together, or there is no such case.
+    """
+    child.allow()
+    (listener or Silent()).step(Path(bundle).name, "explaining")
+    return explaining.explain(Path(bundle), Path(model), case, most)
+
+
+__all__ = ["Planned", "Verified", "build", "explain", "golden", "inspect", "plan", "verify"]

@@ -27,6 +27,7 @@ from packager.manifest_tables import (
     room_options,
 )  # fmt: skip
 from packager.manifest_text import FILE_NAME, MAX_PROBLEMS, Lines, Place, dotted, mistakes, parse, read_text
+from packager.precisions import policy_precision
 from packager.room import Kind, Level, RoomOptions
 
 __all__ = [
@@ -214,6 +215,12 @@ def select(manifest: Manifest, wanted: Sequence[str]) -> Manifest:
     return replace(manifest, targets=tuple(chosen))
 
 
+def at_precision(manifest: Manifest, target: Target, precision: str) -> Target:
+    """A target of precision ``auto`` at one precision, with the manifest's tolerance for it."""
+    shared = dict(manifest.tolerances).get(policy_precision(precision), Tolerance())
+    return replace(target, precision=precision, tolerance=target.tolerance.over(shared))
+
+
 def with_golden(manifest: Manifest, golden: Path) -> Manifest:
     """The manifest with golden cases from this file or folder, in place of its own or of synthesised ones."""
     return replace(manifest, golden=replace(manifest.golden, path=_absolute(Path.cwd(), str(golden))))
@@ -229,7 +236,7 @@ class _Shared:
 
 def _unknown_precisions(table: object, lines: Lines) -> list[Problem]:
     """A tolerance for a precision that no kind has would silently do nothing."""
-    known = {precision for kind in room.kinds().values() for precision in kind.facts.precisions}
+    known = {policy_precision(precision) for kind in room.kinds().values() for precision in kind.facts.precisions}
     named = [key for key in (table if isinstance(table, dict) else ()) if key not in known and key != "policy"]
     return [_unknown("precision", key, ("tolerance", key), lines, known) for key in named[:MAX_PROBLEMS]]
 
@@ -304,9 +311,9 @@ def _target(name: str, table: Mapping[str, object], shared: _Shared, lines: Line
     own = {key: value for key, value in table.items() if key not in common_keys}
     options = check(room_options(kind), own, place, lines, also=common_keys)
     precision = table.get("precision", kind.facts.precisions[0])
-    if isinstance(precision, str) and precision not in kind.facts.precisions:
+    if isinstance(precision, str) and precision not in kind.facts.choices:
         where = (*place, "precision")
-        problems = [*problems, _unknown("precision", precision, where, lines, kind.facts.precisions)]
+        problems = [*problems, _unknown("precision", precision, where, lines, kind.facts.choices)]
     if isinstance(options, list):
         return [*problems, *options]
     if problems or isinstance(common, list):
@@ -329,7 +336,9 @@ def _filled(name: str, kind: Kind, table: TargetTable, options: RoomOptions, sha
         kind=kind.name,
         precision=precision,
         shapes=tuple(table.shapes.items()),
-        tolerance=_tolerance(table.tolerance).over(dict(shared.tolerances).get(precision, Tolerance())),
+        tolerance=_tolerance(table.tolerance).over(
+            dict(shared.tolerances).get(policy_precision(precision), Tolerance())
+        ),
         min_level=table.min_level or shared.min_level,
         archive=table.archive,
         build_timeout=table.build_timeout or facts.time_limits.build,

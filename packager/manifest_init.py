@@ -20,6 +20,7 @@ from packager.graph import printable
 from packager.manifest_tables import Bounds, GatesTable, GoldenTable, ModelTable, TargetTable, room_options
 from packager.manifest_text import dotted, toml_text
 from packager.model import Model, TensorSpec
+from packager.precisions import policy_precision
 
 WIDTH = 100
 """Columns of prose."""
@@ -47,7 +48,7 @@ def init_text(model: Model, targets: Sequence[str], folder: Path | None = None) 
         "\n".join(_model_lines(model, folder or Path.cwd())) + "\n",
         "\n".join(_golden_lines(model)) + "\n",
         *("\n".join(_target_lines(name, model)) + "\n" for name in dict.fromkeys(targets)),
-        "\n".join(_tolerance_lines(known[targets[0]].facts.precisions[0])) + "\n",
+        "\n".join(_tolerance_lines(policy_precision(known[targets[0]].facts.precisions[0]))) + "\n",
     ]
     return "\n".join(sections)
 
@@ -87,8 +88,8 @@ def _target_lines(name: str, model: Model) -> Iterator[str]:
         "build_timeout": facts.time_limits.build,
         "verify_timeout": facts.time_limits.verify,
     }
-    if len(facts.precisions) > 1:
-        yield from _prose(f"precisions: {', '.join(facts.precisions)}")
+    if len(facts.choices) > 1:
+        yield from _prose(f"precisions: {', '.join(facts.choices)}")
     yield from _settings(TargetTable, examples, skip=("kind", "tolerance"))
     yield from _settings(room_options(kind), {})
 

@@ -13,6 +13,7 @@ from typing import Any
 from packager import names, room
 from packager.manifest_tables import MAX_TARGETS, File, TargetTable, room_options
 from packager.manifest_text import FILE_NAME
+from packager.precisions import policy_precision
 from packager.room import Kind
 
 
@@ -46,7 +47,7 @@ def json_schema() -> str:
         },
         "additionalProperties": any_target,
     }
-    precisions = {precision for kind in kinds.values() for precision in kind.facts.precisions}
+    precisions = {policy_precision(precision) for kind in kinds.values() for precision in kind.facts.precisions}
     definitions["PolicyTable"]["propertyNames"] = {"enum": ["policy", *sorted(precisions)]}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": FILE_NAME}
     return json.dumps(_without_null(schema | head), indent=2, sort_keys=True) + "\n"
@@ -59,7 +60,7 @@ def _target(kind: Kind) -> dict[str, Any]:
     facts = kind.facts
     properties = common["properties"] | own.get("properties", {})
     properties["kind"] |= {"const": kind.name}
-    properties["precision"] |= {"enum": facts.precisions, "default": facts.precisions[0]}
+    properties["precision"] |= {"enum": facts.choices, "default": facts.precisions[0]}
     properties["build_timeout"] |= {"default": facts.time_limits.build}
     properties["verify_timeout"] |= {"default": facts.time_limits.verify}
     table = {

@@ -11,16 +11,19 @@ import hashlib
 import mmap
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING
 
 from packager.errors import ModelError, UsageError
 from packager.graph import Dim, Structure, Tensor, Value, format_dims, read_structure
+from packager.hazards import Hazard, find_hazards
 from packager.wire import WireError
 
-RANDOM_OPERATORS = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
+if TYPE_CHECKING:
+    import numpy as np
+
 QUANTIZED_OPERATORS = frozenset(
     {"MatMulInteger", "ConvInteger", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear",
      "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QGemm", "QAttention", "MatMulIntegerToFloat"}
@@ -53,6 +56,21 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
+    def takes(self, feeds: Mapping[str, np.ndarray]) -> bool:
+        """Whether arrays (by input name) have the ranks and fixed dims of the inputs; dtypes aren't looked at."""
+        return all(
+            spec.dims is None
+            or (
+                spec.name in feeds
+                and len(spec.dims) == feeds[spec.name].ndim
+                and all(
+                    not isinstance(dim, int) or dim == size
+                    for dim, size in zip(spec.dims, feeds[spec.name].shape, strict=True)
+                )
+            )
+            for spec in self.inputs
+        )
+
     def symbols(self) -> tuple[str, ...]:
         """Names of the symbolic dimensions of the inputs, in order of appearance."""
         seen: dict[str, None] = {}
@@ -71,15 +89,6 @@ class ExternalFile:
     path: Path
     bytes: int
     sha256: str
-
-
-@dataclass(frozen=True)
-class Hazard:
-    """Something in the model that may surprise: a stable code, a message that names the place, and a hint."""
-
-    code: str
-    message: str
-    hint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,7 @@ def open_model(path: Path) -> Model:
     external = _external_files(path, structure)
     digest = _model_digest(path, external)
     signature = _signature(structure)
-    return Model(path, size, digest, structure, signature, external, tuple(_hazards(structure)))
+    return Model(path, size, digest, structure, signature, external, tuple(find_hazards(structure)))
 
 
 def _read(path: Path) -> tuple[Structure, int]:
@@ -347,47 +356,3 @@ def _signature(structure: Structure) -> Signature:
 
     inputs = tuple(spec(value) for value in structure.graph.inputs if value.name not in defaults)
     return Signature(inputs, tuple(spec(value) for value in structure.graph.outputs))
-
-
-def _hazards(structure: Structure) -> list[Hazard]:
-    found: list[Hazard] = []
-    graph = structure.graph
-    inputs = {value.name for value in graph.inputs}
-    overridable = [tensor.name for tensor in graph.initializers if tensor.name in inputs]
-    if overridable and structure.ir_version >= 4:
-        shown = ", ".join(overridable[:3]) + (", ..." if len(overridable) > 3 else "")
-        found.append(
-            Hazard(
-                "overridable-initializer",
-                f"{len(overridable)} initializers are also graph inputs ({shown}) and count as defaults, not as inputs",
-                "runtimes disagree on them; remove them from the graph's inputs",
-            )
-        )
-    used = {node.domain for node in structure.walk()} | {""}
-    local = {function.domain for function in structure.functions}
-    imported = {domain for domain, _ in structure.opsets}
-    for domain in sorted(used - imported - local):
-        hint = "add the import, or export the model again"
-        found.append(Hazard("missing-import", f"operators of domain '{domain}' are used but not imported", hint))
-    for domain in sorted(imported - used - local):
-        found.append(Hazard("unused-import", f"operator set '{domain}' is imported and not used"))
-    for node in structure.walk():
-        if node.op_type in RANDOM_OPERATORS and not node.domain:
-            hint = "its outputs differ from run to run"
-            found.append(Hazard("random", f"node {node.label} draws random numbers", hint))
-        if node.op_type == "BatchNormalization" and node.integer("training_mode", 0) == 1:
-            found.append(
-                Hazard("training-mode", f"node {node.label} is in training mode", "export the model in evaluation mode")
-            )
-    for value in graph.outputs:
-        if value.type.kind != "tensor":
-            found.append(
-                Hazard(
-                    "non-tensor-output",
-                    f"output '{value.name}' is a {value.type}, which most runtimes can't return",
-                    "export the classifier without ZipMap (zipmap=False)",
-                )
-            )
-    if structure.has_training_info:
-        found.append(Hazard("training-info", "the file carries training information, which is not deployed"))
-    return found

@@ -19,6 +19,7 @@ from packager.graph import Node
 from packager.model import Model, TensorSpec
 from packager.names import nearest
 from packager.parity import OutputRule, Tolerance, check_bound
+from packager.precisions import coarser
 
 if TYPE_CHECKING:
     from packager.manifest import Tolerance as ManifestTolerance
@@ -97,10 +98,11 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Judging:
-    """How the outputs of one target are judged: a rule each, and which policy that is, in words."""
+    """How the outputs of one target are judged: a rule each, which policy that is, in words, and for what precision."""
 
     rules: Mapping[str, OutputRule]
     description: str
+    precision: str
 
 
 @cache
@@ -224,7 +226,7 @@ def judging(
     asked = {name: bounds.model_dump(include=set(BOUNDS)) for name, bounds in tolerance.outputs if name not in skipped}
     manifest = ToleranceOverride.of("the manifest", tolerance.bounds.model_dump(include=set(BOUNDS)), asked)
     resolved = resolve(policy_name, precision, _judged(model, skipped), room, manifest)
-    return Judging(rules(model, resolved), resolved.description)
+    return Judging(rules(model, resolved), resolved.description, precision)
 
 
 def score_axes(model: Model) -> dict[str, int | None]:
@@ -318,13 +320,9 @@ def _words(tolerance: Tolerance, base: Tolerance) -> str:
     return ", ".join(f"{name} {bound:g}" for name, bound in tolerance.to_dict().items() if bound != before[name])
 
 
-COARSENESS = ("fp32", "bf16", "fp16", "int8", "int4")
-"""Precisions from the finest to the coarsest, as far as judging goes."""
-
-
 def judged_precision(model: Model, precision: str) -> str:
-    """The precision a bundle is judged by: the coarser of the target's and the model's own.
+    """The precision a bundle is judged by: the coarser of the target's and the model's own, as policies name it.
 
     A bundle of an int8 model can't be nearer to the reference than one step of its own quantisation.
     """
-    return max(precision, model.precision, key=COARSENESS.index)
+    return coarser(precision, model.precision)

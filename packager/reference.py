@@ -18,7 +18,8 @@ from packager import golden_formats, golden_store, parity
 from packager.errors import GoldenError, ModelError
 from packager.golden_synth import candidates, synthesise
 from packager.goldens import Array, GoldenCase, GoldenSet
-from packager.model import RANDOM_OPERATORS, Model, Signature, open_model
+from packager.hazards import RANDOM_OPERATORS
+from packager.model import Model, Signature, open_model
 from packager.policy import rules_for
 
 

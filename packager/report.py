@@ -17,8 +17,10 @@ from packager.results import STATUS_WORDS, Report, TargetResult
 if TYPE_CHECKING:
     from packager.capture import Captured
     from packager.engine import Planned, Verified
+    from packager.explaining import Explanation
     from packager.model import Model
     from packager.room import Kind, Missing
+    from packager.verdict import Distance, Verdict
 
 
 class Listener(Protocol):
@@ -143,6 +145,19 @@ def parity_number(result: TargetResult) -> str:
     return f"max abs {verdict.max_abs:.3g}"
 
 
+def costs(verdict: Verdict) -> str:
+    """What transforms cost and what the target cost, apart from each other."""
+
+    def shown(distance: Distance | None) -> str:
+        if distance is None:
+            return "not measured here"
+        return "exact" if distance.max_abs is None else f"max abs {distance.max_abs:.3g}"
+
+    return f"the transformed model against the reference: {shown(verdict.transform)}; " + (
+        f"the bundle against the transformed model: {shown(verdict.target)}"
+    )
+
+
 def table(report: Report) -> str:
     """The result table, then what failed and why. Plain text, no colour needed."""
     rows = [("TARGET", "KIND", "PRECISION", "STATUS", "LEVEL", "PARITY", "SIZE", "TIME")]
@@ -163,6 +178,8 @@ def table(report: Report) -> str:
     for result in report.targets:
         if result.bundle is not None and result.exit_code == 0:
             lines.append(f"{result.target}: {report.out}/{result.archive or result.bundle}")
+        if result.verdict is not None and result.verdict.transform is not None:
+            lines.append(f"{result.target}: {costs(result.verdict)}")
         lines += [f"{result.target}: note: {note}" for note in result.notes]
         if result.exit_code:
             lines.append(f"{result.target}: {result.message}")
@@ -357,6 +374,33 @@ def verified_json(results: Sequence[Verified]) -> str:
     return to_json({"schema": "packager.verified/1", "bundles": document})
 
 
+def explained_text(found: Explanation) -> str:
+    """``explain`` as text."""
+    lines = [f"{found.bundle}, golden case '{found.case}'"]
+    for title, drifts in (
+        ("what transforms cost: the model against its transformed form, in ONNX Runtime", found.transform),
+        ("what the target cost: its runtime against ONNX Runtime, on the model it was given", found.target),
+    ):
+        if drifts:
+            rows = [("  MAX ABS", "SCALED", "NODE", "TENSOR")]
+            rows += [
+                (f"  {_number(drift.max_abs)}", _number(drift.scaled) or drift.words, drift.node, drift.tensor)
+                for drift in drifts
+            ]
+            lines += [title, *columns(rows)]
+    lines += [f"note: {note}" for note in found.notes]
+    return lines_of("\n".join(lines))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def explained_json(found: Explanation) -> str:
+    """``explain --format json``."""
+    return to_json({"schema": "packager.explanation/1", **asdict(found)})
+
+
 def captured_text(made: Captured) -> str:
     """``golden`` as text."""
     lines = [f"{made.folder}: {made.cases} cases, inputs {made.source}, outputs from {made.outputs_from}"]
@@ -404,7 +448,7 @@ def kinds_text(chosen: Sequence[Kind]) -> str:
     """``targets`` as text."""
     rows = [("KIND", "LEVEL", "PRECISIONS", "WHAT")]
     rows += [
-        (kind.name, kind.facts.level, ", ".join(kind.facts.precisions), f"{kind.facts.title}: {kind.facts.summary}")
+        (kind.name, kind.facts.level, ", ".join(kind.facts.choices), f"{kind.facts.title}: {kind.facts.summary}")
         for kind in chosen
     ]
     return "\n".join(columns(rows)) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from packager.model import Hazard
+from packager.hazards import Hazard
 from packager.reference import Reference
 from packager.verdict import Verdict
 

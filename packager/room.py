@@ -18,13 +18,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from packager.errors import InternalError, UsageError
 from packager.goldens import GoldenCase, GoldenSet
 from packager.host import Host
 from packager.levels import LEVELS, Level
 from packager.model import Model, Signature
+from packager.precisions import AUTO
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,6 +66,24 @@ class Limits(BaseModel):
     dtypes: list[str] = Field([], description="dtypes allowed in the signature; empty: all")
 
 
+class Dialect(BaseModel):
+    """Which shared transforms a room wants before it plans. What isn't named, the room does itself or doesn't need."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    pin: bool = Field(False, description="pin `shapes` in the ONNX itself and fold what becomes constant")
+    lower: bool = Field(False, description="lower operator sets and IR version to [limits] where that is exact")
+    inline: bool = Field(False, description="inline local functions")
+    clean: bool = Field(False, description="drop what inference doesn't need")
+    strip_zipmap: bool = Field(False, description="give probabilities as a tensor instead of a sequence of maps")
+    precisions: dict[str, list[dict[str, JsonValue]]] = Field(
+        {}, description="by precision: passes with their settings; a precision not named here is the room's own work"
+    )
+    minimum_opset: dict[str, int] = Field(
+        {}, description="by precision: the operator set of ai.onnx its passes need; older models are raised to it"
+    )
+    ladder: list[str] = Field([], description="precisions that `auto` tries, the smallest bundle first")
+
+
 class TimeLimits(BaseModel):
     """Seconds a child process may take."""
 
@@ -85,10 +104,16 @@ class TargetFacts(BaseModel):
     tools: list[str] = Field([], description="Python distributions whose versions decide the result")
     requires: Requirements = Requirements()
     limits: Limits = Limits()
+    dialect: Dialect = Dialect()
     pins: dict[str, str] = {}
     roles: dict[str, str] = Field({}, description="glob of the bundle's files to what they are for")
     tolerance: dict[str, dict[str, float]] = Field({}, description="by precision: what differs from the policy")
     time_limits: TimeLimits = TimeLimits()
+
+    @property
+    def choices(self) -> list[str]:
+        """What a manifest may say under ``precision``."""
+        return [*self.precisions, AUTO] if self.dialect.ladder else self.precisions
 
 
 @dataclass(frozen=True)
@@ -128,7 +153,8 @@ class Plan:
     """What will be done for one target, decided before anything is done. Plain data: it prints and it travels.
 
     ``signature`` is what the bundle will take and give, shapes pinned. ``options`` are the room's, as JSON.
-    ``notes`` are things the user should know (something lowered, something that costs).
+    ``notes`` are things the user should know (something lowered, something that costs). ``transforms`` are the passes
+    that ran before the room planned, as JSON (see :func:`packager.transform_registry.load_pass`).
     """
 
     target: str
@@ -143,6 +169,7 @@ class Plan:
     steps: tuple[Step, ...]
     options: str = "{}"
     notes: tuple[str, ...] = ()
+    transforms: str = "[]"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,20 @@ from packager.levels import Level
 
 
 @dataclass(frozen=True)
+class Distance:
+    """How far one set of answers is from another: the worst over all float outputs and cases.
+
+    ``max_abs`` in the output's units, ``scaled`` relative to its largest magnitude, ``cosine`` and ``top1`` the
+    lowest; ``None`` where nothing of the sort was measured (exact outputs only).
+    """
+
+    max_abs: float | None
+    scaled: float | None
+    cosine: float | None
+    top1: float | None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What a verification found.
 
@@ -31,6 +45,8 @@ class Verdict:
     policy: str
     precision: str
     failures: tuple[str, ...] = ()
+    transform: Distance | None = None
+    target: Distance | None = None
 
 
 def unverified(reason: str, policy: str, precision: str) -> Verdict:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from packager import child, parity
 from packager.bundle import VERDICT, Bundle, damage, open_bundle, strangers
 from packager.errors import PackagerError, ToolchainMissing, VerificationError
-from packager.files import write_text
+from packager.files import to_json, write_text
 from packager.goldens import Array
 from packager.host import this_host
 from packager.room import Runner, RuntimeInfo, kind_named, missing_requirements
-from packager.verdict import Verdict
+from packager.verdict import Distance, Verdict
 
 GOLDEN = "golden"
 MAX_FAILURES = 20
@@ -26,11 +26,15 @@ MAX_FAILURES = 20
 
 @dataclass(frozen=True)
 class VerifyJob:
-    """Input of :func:`execute`: the bundle's folder, the seal it must have, and where the verdict goes."""
+    """Input of :func:`execute`: the bundle's folder, the seal it must have, and where the verdict goes.
+
+    ``transformed`` is a golden folder with the transformed model's answers in ONNX Runtime, where there is one.
+    """
 
     bundle: Path
     digest: str
     verdict: Path
+    transformed: Path | None = None
 
 
 def execute(job: VerifyJob) -> Verdict:
@@ -47,15 +51,22 @@ def execute(job: VerifyJob) -> Verdict:
     except parity.GoldenFileError as error:
         raise VerificationError(str(error), "the bundle is damaged; build it again") from error
     results: list[parity.CaseResult] = []
+    against_transformed: list[parity.CaseResult] = []
+    transformed = _answers(job.transformed)
     with kind_named(bundle.kind).load().runner(job.bundle) as runner:
         for case in golden.cases:
             outcome = _run(runner, case.inputs)
             if isinstance(outcome, str):
                 results.append(parity.failed_case(case.name, outcome))
-            else:
-                found = parity.compare_case(case.name, case.outputs, outcome, golden.rules, golden.excluded_names)
-                results.append(found)
+                continue
+            found = parity.compare_case(case.name, case.outputs, outcome, golden.rules, golden.excluded_names)
+            results.append(found)
+            if case.name in transformed:
+                expected = transformed[case.name]
+                found = parity.compare_case(case.name, expected, outcome, golden.rules, golden.excluded_names)
+                against_transformed.append(found)
         info = runner.info
+    target = distance(parity.judge(against_transformed)) if against_transformed else None
     document = parity.verdict_document(
         results,
         level=info.level,
@@ -70,8 +81,28 @@ def execute(job: VerifyJob) -> Verdict:
         version=bundle.version,
         bundle_digest=bundle.digest,
     )
-    write_text(job.verdict, parity.verdict_text(document))
-    return _summary(parity.judge(results), info, golden, len(results))
+    if bundle.transform is not None:
+        document["parities"] = {
+            "transformed model against reference": asdict(bundle.transform),
+            "bundle against transformed model": None if target is None else asdict(target),
+        }
+    write_text(job.verdict, to_json(document))
+    verdict = _summary(parity.judge(results), info, golden, len(results))
+    return replace(verdict, transform=bundle.transform, target=target)
+
+
+def _answers(folder: Path | None) -> dict[str, Mapping[str, Array]]:
+    """Outputs by case."""
+    return {} if folder is None else {case.name: case.outputs for case in parity.read_golden(folder).cases}
+
+
+def distance(overall: parity.Overall) -> Distance:
+    """The worst of each metric."""
+
+    def value(extreme: parity.Extreme | None) -> float | None:
+        return None if extreme is None else extreme.value
+
+    return Distance(value(overall.max_abs), value(overall.scaled), value(overall.cosine), value(overall.top1))
 
 
 def _run(runner: Runner, feeds: Mapping[str, Array]) -> dict[str, Array] | str:
@@ -85,9 +116,7 @@ def _run(runner: Runner, feeds: Mapping[str, Array]) -> dict[str, Array] | str:
 
 
 def _summary(overall: parity.Overall, info: RuntimeInfo, golden: parity.Golden, cases: int) -> Verdict:
-    def value(extreme: parity.Extreme | None) -> float | None:
-        return None if extreme is None else extreme.value
-
+    far = distance(overall)
     return Verdict(
         status="passed" if overall.passed else "failed",
         level=info.level,
@@ -96,10 +125,10 @@ def _summary(overall: parity.Overall, info: RuntimeInfo, golden: parity.Golden, 
         version=info.version,
         device=info.device,
         cases=cases,
-        max_abs=value(overall.max_abs),
-        scaled=value(overall.scaled),
-        cosine=value(overall.cosine),
-        top1=value(overall.top1),
+        max_abs=far.max_abs,
+        scaled=far.scaled,
+        cosine=far.cosine,
+        top1=far.top1,
         policy=golden.policy,
         precision=golden.precision,
         failures=overall.reasons[:MAX_FAILURES],

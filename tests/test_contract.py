@@ -31,6 +31,7 @@ from packager.levels import LEVELS
 from packager.manifest_tables import TargetTable
 from packager.model import open_model
 from packager.policy import policies
+from packager.precisions import policy_precision
 from packager.readme import write_readme
 from packager.room import Kind, Plan, PlanRequest, Room, RoomOptions
 from packager.verdict import Verdict
@@ -77,7 +78,10 @@ def test_facts_are_complete_and_make_sense(kind: Kind):
     facts = kind.facts
     assert facts.title and facts.summary and facts.level in LEVELS
     known = policies()["default-1"].precisions
-    assert set(facts.precisions) <= set(known), "a precision without bounds in the default policy"
+    judged = {policy_precision(precision) for precision in facts.precisions}
+    assert judged <= set(known), "a precision without bounds in the default policy"
+    assert set(facts.dialect.ladder) <= set(facts.precisions), "auto may try only what the room can build"
+    assert set(facts.dialect.precisions) | set(facts.dialect.minimum_opset) <= set(facts.precisions)
     assert set(facts.tolerance) <= set(facts.precisions)
     assert set(facts.limits.dtypes) <= set(DTYPES.values())
     assert all(re.search(r"[a-z]{3}", reason) for reason in facts.limits.refused_operators.values())

@@ -1,0 +1,160 @@
+"""Building one bundle: the room's work in a child process, then goldens, self-check, seal, verdict and README.
+
+The room gets the user's model, or the one its dialect made of it. A bundle is sealed before it is verified, since
+runners read the seal, and again when the README that quotes the verdict is there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from packager import child, golden_store
+from packager.bundle import VERDICT, Bundle, seal
+from packager.errors import GoldenError
+from packager.files import clone_file, remove_tree, storage_errors, to_json, write_text
+from packager.goldens import GoldenCase, GoldenSet
+from packager.goldens_ready import Answered
+from packager.manifest import Target
+from packager.planning import Source, inputs_digest, judge_target, plan_target, tool_versions
+from packager.readme import write_readme
+from packager.render import common_templates
+from packager.room import Plan, Stage, kind_named, package_folder
+from packager.run import Run, answered
+from packager.verdict import Verdict, unverified
+from packager.verifying import GOLDEN, VerifyJob, execute
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """Input of :func:`build_stage`: what to build, where, from which model and golden inputs."""
+
+    kind: str
+    plan: Plan
+    folder: Path
+    model: Path
+    goldens: Path
+
+
+@dataclass(frozen=True)
+class Done:
+    """An empty answer: the work is in the folder."""
+
+    ok: bool = True
+
+
+def build_stage(job: BuildJob) -> Done:
+    """Child side of a build: let the room fill the folder.
+
+    Raises:
+        BuildError: the room's toolchain refused.
+    """
+    kind_named(job.kind).load().build(job.plan, Stage(job.folder, job.model, golden_store.read(job.goldens)))
+    return Done()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A built bundle in staging, with its plan and what was found."""
+
+    folder: Path
+    plan: Plan
+    bundle: Bundle
+    verdict: Verdict
+
+
+def build_bundle(run: Run, target: Target, source: Source, plan: Plan) -> Made:
+    """Build in a child process, add goldens and self-check, seal, verify, write the README and seal for good.
+
+    Raises:
+        PackagerError: the room refused, crashed or ran out of time, or the bundle can't be executed at all.
+        ReferenceRefused: the reference refused the goldens of the whole run.
+    """
+    folder = source.work / "bundle"
+    _build_in_child(run, target, source, plan, folder)
+    reference = answered(run, target)
+    if inputs_digest(reference.goldens) != inputs_digest(source.inputs):
+        # The first guess at inputs didn't run; plan with those that did, and build again if that changes anything.
+        source = replace(source, inputs=reference.goldens)
+        again = plan_target(run, target, source)
+        if again != plan:
+            plan = again
+            remove_tree(folder)
+            _build_in_child(run, target, source, plan, folder)
+    bundle, verdict = _seal_and_verify(run, target, source, plan, folder, reference)
+    return Made(folder, plan, bundle, verdict)
+
+
+def _build_in_child(run: Run, target: Target, source: Source, plan: Plan, folder: Path) -> None:
+    run.listener.step(target.name, "building")
+    with storage_errors("preparing the build"):
+        folder.mkdir(parents=True)
+        given = folder.parent / "inputs"
+        bare = GoldenSet(tuple(GoldenCase(case.name, case.inputs, {}, case.source) for case in source.inputs.cases))
+        golden_store.write(given, bare, {}, policy="", precision=target.precision, excluded={})
+    job = BuildJob(target.kind, plan, folder, source.model.path, given)
+    child.call(build_stage, job, seconds=target.build_timeout, what="building")
+
+
+def _seal_and_verify(
+    run: Run, target: Target, source: Source, plan: Plan, folder: Path, reference: Answered
+) -> tuple[Bundle, Verdict]:
+    kind, judged = source.kind, judge_target(run, target, reference)
+    cost = None if source.dialected is None else source.dialected.record.distance
+    with storage_errors("adding goldens and self-check"):
+        golden_store.write(
+            folder / GOLDEN,
+            _fitting(reference.goldens, plan, target),
+            judged.rules,
+            policy=judged.description,
+            precision=judged.precision,
+            excluded=dict(reference.reference.excluded),
+        )
+        add_selfcheck(folder)
+        bundle = seal(folder, plan, tool_versions(kind), kind.facts.roles, cost)
+    verdict = unverified("not executed: verification was switched off", judged.description, judged.precision)
+    if run.verify:
+        run.listener.step(target.name, "verifying")
+        transformed = None if source.dialected is None else source.dialected.answers
+        job = VerifyJob(folder, bundle.digest, folder / VERDICT, transformed)
+        verdict = child.call(execute, job, seconds=target.verify_timeout, what="verifying")
+    with storage_errors("sealing"):
+        write_readme(folder, kind, plan, verdict, bundle)
+        bundle = seal(folder, plan, tool_versions(kind), kind.facts.roles, cost)
+        _stamp_verdict(folder, verdict, bundle)
+    return bundle, verdict
+
+
+def _fitting(goldens: GoldenSet, plan: Plan, target: Target) -> GoldenSet:
+    """The cases that the planned signature takes: with pinned shapes, others may have been given.
+
+    Raises:
+        GoldenError: none fits.
+    """
+    fitting = tuple(case for case in goldens.cases if plan.signature.takes(case.inputs))
+    if not fitting:
+        pinned = ", ".join(f"{name} = {size}" for name, size in target.shapes)
+        raise GoldenError(
+            f"no golden case fits the pinned shapes of {target.name} ({pinned})",
+            "give golden cases of that size, or leave [golden] path out to have some synthesised",
+        )
+    return GoldenSet(fitting)
+
+
+def add_selfcheck(folder: Path) -> None:
+    """Copy the comparator and the self-check script beside the bundle's own ``infer.py``, if it has one."""
+    if (folder / "infer.py").exists():
+        clone_file(package_folder("packager") / "parity.py", folder / "parity.py")
+        clone_file(common_templates() / "verify.py", folder / "verify.py")
+
+
+def _stamp_verdict(folder: Path, verdict: Verdict, bundle: Bundle) -> None:
+    """Tie ``verdict.json`` to the final seal: the README, which quotes the verdict, was added after it."""
+    path = folder / VERDICT
+    if verdict.status == "unverified":
+        document = {"schema": "packager.verdict/1", **asdict(verdict)}
+    else:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    document["bundle_digest"] = bundle.digest
+    write_text(path, to_json(document))

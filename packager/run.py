@@ -1,0 +1,86 @@
+"""One run of packager: the manifest, the opened model, the folders, and the golden cases that targets share."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packager.cache import Cache
+from packager.errors import PackagerError
+from packager.goldens_ready import Answered, Ready, prepare
+from packager.manifest import Manifest, Target
+from packager.model import Model
+from packager.reference import ReferenceJob, SynthesisSettings
+from packager.report import Listener
+
+Shapes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all targets of a run share. ``started`` holds the reference runs by the shapes they were made for."""
+
+    manifest: Manifest
+    model: Model
+    out: Path
+    work: Path
+    cache: Cache
+    code: str
+    verify: bool
+    listener: Listener
+    pool: Executor
+    started: dict[Shapes, Ready] = field(default_factory=dict)
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def key(self, shapes: Shapes) -> Shapes:
+        """What the golden cases of a target depend on; empty for those that the whole run shares."""
+        return () if self.manifest.golden.path is not None else tuple(sorted(shapes))
+
+    def goldens(self, shapes: Shapes) -> Ready:
+        """The golden cases for a target with these pinned shapes.
+
+        Cases from files serve every target; synthesised ones are made anew for each set of shapes.
+        """
+        section = self.manifest.golden
+        key = self.key(shapes)
+        with self.guard:
+            if key not in self.started:
+                self.listener.step(self.manifest.model.name, "running the reference")
+                dims = {**dict(section.dims), **dict(key)}
+                synthesis = SynthesisSettings(section.cases, section.seed, tuple(sorted(dims.items())), section.ranges)
+                job = ReferenceJob(
+                    model=self.model.path,
+                    goldens=section.path,
+                    synthesis=synthesis,
+                    exclude=section.exclude,
+                    allow_nan=section.allow_nan,
+                    policy=self.manifest.policy,
+                    precision=self.model.precision,
+                    out=self.work / f"reference-{len(self.started)}",
+                )
+                self.started[key] = prepare(self.model, job, self.cache, self.code, self.pool)
+            return self.started[key]
+
+
+class ReferenceRefused(Exception):
+    """Carries a refusal of the goldens past the handling of a target's own errors."""
+
+    def __init__(self, cause: PackagerError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def answered(run: Run, target: Target) -> Answered:
+    """The target's golden cases with the reference's answers, once those the whole run shares are there too.
+
+    A refusal of the shared ones ends the run before anything is placed; one of cases made for a target's own shapes
+    is that target's failure.
+    """
+    try:
+        if () in run.started:
+            run.started[()].answered.result()
+    except PackagerError as error:
+        raise ReferenceRefused(error) from error
+    return run.goldens(target.shapes).answered.result()
