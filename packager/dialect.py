@@ -119,7 +119,7 @@ def transform(job: TransformJob) -> Transformed:
     Raises:
         Refused: a pass can't transform the model; nodes or tensors are named.
     """
-    from packager.reference import OrtSession
+    from packager.reference import OrtSession, is_large
     from packager.transforming import apply
 
     golden = parity.read_golden(job.goldens)
@@ -127,7 +127,7 @@ def transform(job: TransformJob) -> Transformed:
     with tempfile.TemporaryDirectory(prefix="packager-transform-") as name:
         applied = apply(job.passes, Context(job.source, Path(name), goldens), job.out / MODEL)
     model = open_model(job.out / MODEL)
-    session = OrtSession(job.out / MODEL, quantized=model.is_quantized)
+    session = OrtSession(job.out / MODEL, quantized=model.is_quantized, mapped=is_large(model))
     wanted = [spec.name for spec in model.signature.outputs if spec.name in golden.rules]
     answered = [
         GoldenCase(case.name, case.inputs, session.run(case.inputs, wanted, case.name), case.source, "transformed")

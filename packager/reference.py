@@ -22,6 +22,8 @@ from packager.hazards import RANDOM_OPERATORS
 from packager.model import Model, Signature, open_model
 from packager.policy import rules_for
 
+LARGE_BYTES = 1 << 30
+
 
 @dataclass(frozen=True)
 class SynthesisSettings:
@@ -111,7 +113,7 @@ def answer(job: ReferenceJob) -> Reference:
     wanted = [name for name in tensors if name not in excluded]
     if not wanted:
         raise ModelError(f"{job.model}: no output is left to compare", "exclude fewer outputs, or export tensors")
-    session = OrtSession(job.model, quantized=model.is_quantized)
+    session = OrtSession(job.model, quantized=model.is_quantized, mapped=is_large(model))
     given = _run_first(golden_inputs(model, job), session, wanted, job.model)
     first, second = given
     unstable = _unstable(first, second, model)
@@ -138,6 +140,11 @@ def answer(job: ReferenceJob) -> Reference:
     )
 
 
+def is_large(model: Model) -> bool:
+    """Whether a model's external data is better left in its files."""
+    return sum(file.bytes for file in model.external) > LARGE_BYTES
+
+
 Answered = list[tuple[GoldenCase, dict[str, Array]]]
 
 
@@ -161,8 +168,14 @@ def _run_first(
 class OrtSession:
     """ONNX Runtime on the CPU, set for fidelity rather than speed. ``settings`` says how, for the record."""
 
-    def __init__(self, path: Path, *, quantized: bool) -> None:
+    def __init__(self, path: Path, *, quantized: bool, mapped: bool = False) -> None:
         """Load the model.
+
+        Args:
+            path: the ONNX file.
+            quantized: whether integer arithmetic decides the outputs (see the module's docstring).
+            mapped: leave external data in the file, mapped, instead of packing copies of it for speed: for models
+                that are large beside the machine's memory.
 
         Raises:
             ModelError: ONNX Runtime refuses it; the message is its own first line.
@@ -179,6 +192,8 @@ class OrtSession:
         else:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
             self.settings = "no graph optimisation"
+        if mapped and not quantized:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         self.version: str = ort.__version__
         self._path = path
         try:
