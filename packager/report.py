@@ -101,6 +101,8 @@ class RichProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for task in self._progress.task_ids:
+            self._progress.update(task, completed=1)
         self._progress.stop()
 
     def step(self, subject: str, text: str) -> None:
