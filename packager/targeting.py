@@ -15,7 +15,7 @@ from pathlib import Path
 
 from packager import diagnosis
 from packager.building import Made, build_bundle
-from packager.bundle import open_bundle
+from packager.bundle import Bundle, open_bundle
 from packager.cache import Ingredients, tree_digest
 from packager.dist import archive
 from packager.errors import InternalError, PackagerError, Refused, ToolchainMissing, VerificationError
@@ -158,18 +158,7 @@ def _finish(
     """Judge the verdict, then archive, place and cache the bundle, or reject it."""
     ingredients, misses = looked_up
     verdict, name = made.verdict, bundle_name(run.manifest, target)
-    base = TargetResult(
-        target=target.name,
-        kind=target.kind,
-        precision=target.precision,
-        status="passed",
-        exit_code=0,
-        verdict=verdict,
-        bundle_digest=made.bundle.digest,
-        bytes=made.bundle.total_bytes,
-        misses=misses,
-        notes=made.plan.notes,
-    )
+    base = replace(_passed(target, made.plan, made.bundle, verdict), misses=misses)
     trouble = _trouble(target, verdict)
     if trouble is not None:
         diagnosed: tuple[str, ...] = ()
@@ -200,19 +189,23 @@ def _from_cache(run: Run, target: Target, plan: Plan, entry: Path) -> TargetResu
     name = bundle_name(run.manifest, target)
     kept = take(entry, run.work / target.name / target.precision, f"{name}.{target.archive}")
     bundle = open_bundle(kept.folder)
-    base = TargetResult(
+    base = _passed(target, plan, bundle, kept.verdict)
+    return place(run.out, name, replace(base, cached=True), kept.folder, kept.packed)
+
+
+def _passed(target: Target, plan: Plan, bundle: Bundle, verdict: Verdict) -> TargetResult:
+    """The result of a target with whose bundle nothing is wrong."""
+    return TargetResult(
         target=target.name,
         kind=target.kind,
         precision=target.precision,
         status="passed",
         exit_code=0,
-        verdict=kept.verdict,
+        verdict=verdict,
         bundle_digest=bundle.digest,
         bytes=bundle.total_bytes,
-        cached=True,
         notes=plan.notes,
     )
-    return place(run.out, name, base, kept.folder, kept.packed)
 
 
 def _trouble(target: Target, verdict: Verdict) -> VerificationError | None:
