@@ -50,8 +50,8 @@ class BundleFile:
 class Bundle:
     """An opened bundle. ``digest`` is ``sha256:<hex>`` of ``bundle.json``, which covers every other file.
 
-    ``shapes``, ``options`` and ``transforms`` are those of the plan it was built by. ``transform`` is what transforms
-    cost, measured when it was built; ``None`` where the model is as it was.
+    ``shapes``, ``options``, ``transforms`` and ``notes`` are those of the plan it was built by. ``transform`` is what
+    transforms cost, measured when it was built; ``None`` where the model is as it was.
     """
 
     folder: Path
@@ -68,6 +68,7 @@ class Bundle:
     shapes: tuple[tuple[str, int], ...] = ()
     options: str = "{}"
     transforms: str = "[]"
+    notes: tuple[str, ...] = ()
     transform: Distance | None = None
 
     @property
@@ -181,6 +182,7 @@ def _parse(folder: Path, data: bytes) -> Bundle:
         shapes=tuple((str(name), int(size)) for name, size in document["plan"]["shapes"].items()),
         options=str(document["plan"]["options"]),
         transforms=json.dumps(document["plan"]["transforms"], sort_keys=True),
+        notes=tuple(str(note) for note in document["plan"]["notes"]),
         transform=_parse_distance(document["transform"]),
         digest="sha256:" + hashlib.sha256(data).hexdigest(),
         **texts,

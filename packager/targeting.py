@@ -124,7 +124,7 @@ def _attempt(run: Run, target: Target) -> TargetResult:
     entry = run.cache.find(ingredients)
     if entry is not None:
         answered(run, target)
-        return _from_cache(run, target, plan, entry)
+        return _from_cache(run, target, entry)
     misses = tuple(run.cache.explain(f"{run.manifest.model.path} {target.name} {target.precision}", ingredients))
     made = build_bundle(run, target, source, plan)
     return _finish(run, target, made, source, (ingredients, misses))
@@ -158,7 +158,7 @@ def _finish(
     """Judge the verdict, then archive, place and cache the bundle, or reject it."""
     ingredients, misses = looked_up
     verdict, name = made.verdict, bundle_name(run.manifest, target)
-    base = replace(_passed(target, made.plan, made.bundle, verdict), misses=misses)
+    base = replace(_passed(target, made.bundle, verdict), misses=misses)
     trouble = _trouble(target, verdict)
     if trouble is not None:
         diagnosed: tuple[str, ...] = ()
@@ -184,16 +184,16 @@ def _finish(
     return place(run.out, name, base, made.folder, packed)
 
 
-def _from_cache(run: Run, target: Target, plan: Plan, entry: Path) -> TargetResult:
+def _from_cache(run: Run, target: Target, entry: Path) -> TargetResult:
     run.listener.step(target.name, "taking the bundle from the cache")
     name = bundle_name(run.manifest, target)
     kept = take(entry, run.work / target.name / target.precision, f"{name}.{target.archive}")
     bundle = open_bundle(kept.folder)
-    base = _passed(target, plan, bundle, kept.verdict)
+    base = _passed(target, bundle, kept.verdict)
     return place(run.out, name, replace(base, cached=True), kept.folder, kept.packed)
 
 
-def _passed(target: Target, plan: Plan, bundle: Bundle, verdict: Verdict) -> TargetResult:
+def _passed(target: Target, bundle: Bundle, verdict: Verdict) -> TargetResult:
     """The result of a target with whose bundle nothing is wrong."""
     return TargetResult(
         target=target.name,
@@ -204,7 +204,7 @@ def _passed(target: Target, plan: Plan, bundle: Bundle, verdict: Verdict) -> Tar
         verdict=verdict,
         bundle_digest=bundle.digest,
         bytes=bundle.total_bytes,
-        notes=plan.notes,
+        notes=bundle.notes,
     )
 
 

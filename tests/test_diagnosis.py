@@ -15,7 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from packager import child, diagnosis, golden_store
-from packager.diagnosis import DiagnosisJob, break_tie, diagnose, find_divergence
+from packager.diagnosis import DiagnosisJob, SettleJob, break_tie, diagnose, find_divergence, settle
 from packager.errors import BuildError
 from packager.goldens import Array, GoldenCase, GoldenSet
 from packager.host import this_host
@@ -210,3 +210,21 @@ def test_without_a_failing_case_there_is_nothing_to_diagnose(failed, tmp_path: P
     job, _ = failed(path, lambda name: 1.0)
     (job.bundle / "verdict.json").write_text('{"cases": []}')
     assert diagnose(open_model(path), job.plan, job.bundle) == ()
+
+
+def test_a_near_miss_is_settled_by_the_evaluator_where_the_reference_is_off(failed, tmp_path: Path):
+    path = chain(tmp_path / "m.onnx", 3)
+    right = OrtSession(path, quantized=False).run({"x": X}, ["y"], "case")["y"]
+    job, _ = failed(path, lambda name: 0.0, outputs={"y": np.add(right, np.float32(2e-3))})
+    settled = settle(SettleJob("tiny", path, job.bundle, tmp_path / "settled"))
+    assert settled.cases == ("bad",)
+    good, bad = golden_store.read(tmp_path / "settled").cases
+    np.testing.assert_array_equal(bad.outputs["y"], right)
+    assert bad.outputs_from == "ONNX reference evaluator"
+    np.testing.assert_array_equal(good.outputs["y"], np.add(right, np.float32(2e-3)))
+
+
+def test_a_target_that_is_off_is_not_settled(failed, tmp_path: Path):
+    job, _ = failed(chain(tmp_path / "m.onnx", 3), late(0))
+    assert settle(SettleJob("tiny", job.model, job.bundle, tmp_path / "settled")).cases == ()
+    assert not (tmp_path / "settled").exists()

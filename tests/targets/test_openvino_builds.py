@@ -277,3 +277,20 @@ def test_external_weights_are_bundled(tmp_path: Path):
     x = np.array([[1, 0, 2]], np.float32)
     np.testing.assert_allclose(run(tmp_path / "dist" / str(result.bundle), {"x": x})["y"], x @ weights)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+def test_a_coarse_kernel_of_the_reference_is_no_false_alarm(corpus: Path, tmp_path: Path):
+    """ONNX Runtime's LSTM kernels differ among themselves by more than the tolerance on a small Sigmoid output.
+
+    Whether this machine's kernel does, or not: the bundle is right and must pass.
+    """
+    manifest = tmp_path / "packager.toml"
+    path = json.dumps(str(corpus / "silero_vad_16k.onnx"))
+    manifest.write_text(f"[model]\npath = {path}\n[targets.openvino]\nshapes = {{ batch = 1, sequence = 512 }}\n")
+    report = packager.build(manifest=manifest, out=tmp_path / "dist", cache=False)
+    (result,) = report.targets
+    assert result.status == "passed", (result.message, result.diagnosis)
+    golden = json.loads((tmp_path / f"dist/{result.bundle}/golden/golden.json").read_text())
+    settled = {case["outputs_from"] for case in golden["cases"]} - {"reference"}
+    assert settled <= {"ONNX reference evaluator"}
+    assert bool(settled) == any("ONNX's own reference evaluator" in note for note in result.notes)
