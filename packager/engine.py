@@ -23,7 +23,7 @@ from packager.cache import Cache, default_cache, tree_digest
 from packager.capture import Captured, capture
 from packager.errors import PackagerError, UsageError
 from packager.explaining import Explanation
-from packager.files import remove_tree, storage_errors, unpacked, writable_folder
+from packager.files import remove_tree, storage_error, storage_errors, unpacked, writable_folder
 from packager.manifest import Manifest, Target
 from packager.model import Model, open_model
 from packager.planning import open_source, plan_target
@@ -247,6 +247,8 @@ def _output(out: Path) -> Iterator[Path]:
     except filelock.Timeout:
         hint = "wait for it, or choose another folder with -o"
         raise UsageError(f"{folder}: another packager run is writing there", hint) from None
+    except OSError as error:
+        raise storage_error("locking the output folder", error) from error
     try:
         for stale in (*folder.glob(".staging-*"), *folder.glob(".old-*")):
             remove_tree(stale)

@@ -16,7 +16,7 @@ from pathlib import Path
 from packager import child, golden_store
 from packager.cache import Cache, Ingredients
 from packager.errors import ModelError
-from packager.files import clone_tree, list_files, to_json
+from packager.files import clone_tree, list_files, storage_errors, to_json
 from packager.goldens import GoldenSet
 from packager.host import this_host
 from packager.model import Model, sha256_file
@@ -68,7 +68,8 @@ def prepare(model: Model, job: ReferenceJob, cache: Cache, code: str, pool: Exec
 
 
 def _answer(job: ReferenceJob, ingredients: Ingredients, cache: Cache) -> Answered:
-    reference = child.call(answer, job, seconds=REFERENCE_SECONDS, what="running the reference")
+    with storage_errors("running the reference"):
+        reference = child.call(answer, job, seconds=REFERENCE_SECONDS, what="running the reference")
     if reference.artifact is not None and not reference.artifact.passed:
         worst, bound = reference.artifact.max_abs, reference.artifact.tolerance
         numbers = f"max abs diff {worst:.3g}" if worst is not None else "not comparable"
