@@ -147,16 +147,20 @@ def plan(
 
 @cli.command()
 @click.argument("bundle", type=PATH, nargs=-1, required=True)
+@click.option("--import", "imported", type=PATH, metavar="FILE",
+              help="Take the verdict of a self-check on another machine; run nothing here.")  # fmt: skip
 @format_option
-def verify(bundle: tuple[Path, ...], style: str) -> None:
+def verify(bundle: tuple[Path, ...], imported: Path | None, style: str) -> None:
     """Check bundles (folders or archives) against their seals and run them against their goldens.
 
     Verifying executes the bundle's model in its runtime: do it to bundles whose origin you know.
     """
     from packager import engine, report
 
+    if imported is not None and len(bundle) != 1:
+        raise UsageError("--import takes one bundle, the one the verdict is about")
     with _listener() as listener:
-        results = [engine.verify(path, listener=listener) for path in bundle]
+        results = [engine.verify(path, imported=imported, listener=listener) for path in bundle]
     _say(report.verified_json(results) if style == "json" else report.verified_text(results))
     raise SystemExit(max(result.exit_code for result in results))
 

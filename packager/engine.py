@@ -17,52 +17,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packager import __version__, child, explaining
-from packager import manifest as manifests
 from packager.bundle import open_bundle
 from packager.cache import Cache, default_cache, tree_digest
 from packager.capture import Captured, capture
+from packager.choosing import buildable, read_manifest, rungs
 from packager.errors import PackagerError, UsageError
 from packager.explaining import Explanation
 from packager.files import remove_tree, storage_error, storage_errors, unpacked, writable_folder
+from packager.importing import import_verdict
 from packager.manifest import Manifest, Target
 from packager.model import Model, open_model
 from packager.planning import open_source, plan_target
-from packager.precisions import AUTO
 from packager.reference import Reference, SynthesisSettings
 from packager.report import Listener, Silent
 from packager.results import Report, TargetResult
-from packager.room import Plan, kind_named, package_folder
+from packager.room import Plan, package_folder
 from packager.run import ReferenceRefused, Run
 from packager.targeting import run_target
 from packager.verdict import Verdict
 from packager.verifying import verify_folder
-
-MANIFEST = "packager.toml"
-
-
-def read_manifest(
-    model: Path | None,
-    manifest: Path | None,
-    targets: Sequence[str] | None,
-    golden: Path | None,
-) -> Manifest:
-    """The manifest of a command: the file named, ``./packager.toml`` where neither it nor a model is, else defaults.
-
-    Raises:
-        UsageError: both or neither can be found, or a target is unknown.
-        ManifestError: the file has mistakes.
-    """
-    if model is not None and manifest is not None:
-        raise UsageError("give a model or a manifest, not both", "the manifest names its model under [model] path")
-    if model is not None:
-        return manifests.default(model, targets, golden)
-    path = manifest or Path(MANIFEST)
-    if manifest is None and not path.exists():
-        raise UsageError(f"no model given and no {MANIFEST} here", "packager build MODEL, or packager init MODEL")
-    loaded = manifests.load(path)
-    if golden is not None:
-        loaded = manifests.with_golden(loaded, golden)
-    return loaded if targets is None else manifests.select(loaded, targets)
 
 
 def inspect(model: str | os.PathLike[str]) -> Model:
@@ -102,7 +75,7 @@ def plan(
     chosen = read_manifest(_path(model), _path(manifest), targets, _path(golden))
     with _running(chosen, None, cache, verify=False, listener=listener or Silent()) as run:
         planned: list[Planned] = []
-        for target in _rungs(chosen):
+        for target in rungs(chosen):
             try:
                 decided = plan_target(run, target, open_source(run, target))
                 planned.append(Planned(target.name, target.kind, decided, None))
@@ -111,16 +84,6 @@ def plan(
             except PackagerError as error:
                 planned.append(Planned(target.name, target.kind, None, error))
         return tuple(planned)
-
-
-def _rungs(chosen: Manifest) -> Iterator[Target]:
-    """Every target, one of precision ``auto`` once for each precision it may take."""
-    for target in chosen.targets:
-        if target.precision == AUTO:
-            ladder = kind_named(target.kind).facts.dialect.ladder
-            yield from (manifests.at_precision(chosen, target, precision) for precision in ladder)
-        else:
-            yield target
 
 
 def build(
@@ -160,7 +123,7 @@ def build(
 
     chosen = read_manifest(_path(model), _path(manifest), targets, _path(golden))
     if targets is None and manifest is None and model is not None:
-        chosen = _buildable(chosen, listener or Silent())
+        chosen = buildable(chosen, listener or Silent())
     begun = time.monotonic()
     with _running(chosen, Path(out), cache, verify=verify, listener=listener or Silent()) as run:
         _start_references(run)
@@ -181,23 +144,6 @@ def build(
         with storage_errors("writing the reports"):
             write_indexes(run.out, report)
         return report
-
-
-def _buildable(chosen: Manifest, listener: Listener) -> Manifest:
-    """Without a manifest and without names: the kinds whose toolchain is here; the others are named."""
-    from packager.host import this_host
-    from packager.room import missing_requirements
-
-    keep = []
-    for target in chosen.targets:
-        absent = missing_requirements(kind_named(target.kind), this_host())
-        if absent:
-            listener.warn(f"leaving out {target.name}: {absent[0].what} is missing ({absent[0].how})")
-        else:
-            keep.append(target.name)
-    if not keep:
-        raise UsageError("no target kind can be built on this machine", "run `packager doctor`")
-    return manifests.select(chosen, keep)
 
 
 def _path(value: str | os.PathLike[str] | None) -> Path | None:
@@ -347,16 +293,26 @@ class Verified:
         return 0 if self.verdict is not None and self.verdict.status == "passed" else 6
 
 
-def verify(bundle: str | os.PathLike[str], *, listener: Listener | None = None) -> Verified:
+def verify(
+    bundle: str | os.PathLike[str],
+    *,
+    imported: str | os.PathLike[str] | None = None,
+    listener: Listener | None = None,
+) -> Verified:
     """Check a bundle (folder or archive) against its seal and run it against its goldens.
 
-    The bundle isn't changed, except that a folder gets a fresh ``verdict.json``.
+    The bundle isn't changed, except that a folder gets a fresh ``verdict.json``. With ``imported``, a verdict that the
+    bundle's self-check wrote on another machine is checked and taken, and nothing is run here.
     Errors are in the result, not raised.
     """
     path = Path(bundle)
     speak = listener or Silent()
     child.allow()
     try:
+        if imported is not None:
+            opened = open_bundle(path)
+            verdict = import_verdict(opened, Path(imported))
+            return Verified(str(path), opened.name, opened.target, opened.kind, verdict, None)
         if path.is_file():
             with unpacked(path) as folder:
                 return _verify(path, folder, speak)
