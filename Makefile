@@ -14,7 +14,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[openvino,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[openvino,web,dev]'
 	touch $@
 
 demo: setup

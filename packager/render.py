@@ -4,6 +4,7 @@ another language only through a filter that encodes it for that language."""
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +52,9 @@ def _environment(name: str, templates: Path | None) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(c_string=c_string, py_string=py_string, md=markdown, md_code=markdown_code)
+    environment.filters.update(
+        c_string=c_string, py_string=py_string, js_literal=js_literal, md=markdown, md_code=markdown_code
+    )
     return environment
 
 
@@ -75,6 +78,21 @@ def c_string(text: str) -> str:
 def py_string(text: str) -> str:
     """A Python string literal, quotes included, ASCII only."""
     return json.dumps(text, ensure_ascii=True) if not _has_surrogates(text) else ascii(text)
+
+
+def js_literal(value: object) -> str:
+    """A JavaScript (and TypeScript) literal of a text, or of lists and dicts of plain values: ASCII only, on one line.
+
+    JSON is JavaScript but for one key, ``__proto__``. ``<``, ``>``, ``&`` and the backtick are escaped too, so that
+    nothing ends a script element, a template or a Markdown fence around it.
+
+    Raises:
+        ValueError: a dict has the key ``__proto__``, which would set a prototype, or a number isn't finite.
+    """
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    if '"__proto__":' in text:
+        raise ValueError("a JavaScript object can't have '__proto__' as a key")
+    return re.sub(r"[<>&`]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _has_surrogates(text: str) -> bool:

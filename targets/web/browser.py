@@ -1,0 +1,97 @@
+"""Finding a Chromium, and running it (or Node) on one page without leaving a process or a folder behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packager.targets.web import supervise
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge", "msedge")
+PLACES = {
+    "darwin": (
+        "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+        "/Applications/Chromium.app/Contents/MacOS/Chromium",
+        "/Applications/Microsoft Edge.app/Contents/MacOS/Microsoft Edge",
+    ),
+    "win32": (
+        "C:/Program Files/Google/Chrome/Application/chrome.exe",
+        "C:/Program Files (x86)/Google/Chrome/Application/chrome.exe",
+        "C:/Program Files (x86)/Microsoft/Edge/Application/msedge.exe",
+    ),
+}
+CHOSEN = "PACKAGER_BROWSER"
+HOW = f"install Chromium or Chrome (Debian: apt-get install chromium), or give its path in {CHOSEN}"
+
+FLAGS = (
+    "--headless=new", "--disable-gpu", "--disable-quic", "--no-first-run", "--no-default-browser-check",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
+    "--disable-breakpad", "--disable-crash-reporter", "--disable-default-apps", "--disable-dev-shm-usage",
+    "--disable-features=Translate,OptimizationHints,MediaRouter,DialMediaRouteProvider", "--metrics-recording-only",
+    "--mute-audio", "--password-store=basic", "--use-mock-keychain", "--disable-renderer-backgrounding",
+    "--disable-background-timer-throttling",
+)  # fmt: skip
+"""No window, no network of its own, no throttling; ``--disable-dev-shm-usage`` since containers have 64 MiB there."""
+
+LOG_LINES = 8
+
+
+def find_browser() -> str | None:
+    """The browser's program, or ``None``. ``PACKAGER_BROWSER`` decides where it is set, to nothing for no browser."""
+    chosen = os.environ.get(CHOSEN)
+    if chosen is not None:
+        return shutil.which(chosen) if chosen else None
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    return found or next((place for place in PLACES.get(sys.platform, ()) if Path(place).is_file()), None)
+
+
+def browser_command(program: str, profile: str, url: str) -> list[str]:
+    """How to open ``url`` in a headless browser with an empty profile."""
+    # A sandbox needs a user other than root; the page is our own, served from this machine.
+    sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    return [program, *FLAGS, *sandbox, f"--user-data-dir={profile}", url]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A program under supervision."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def ended(self) -> str | None:
+        """How it ended and what it said last, or ``None`` while it runs."""
+        status = self.process.poll()
+        if status is None:
+            return None
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]
+        return f"it ended with status {status}" + "".join(f"\n  | {line[:300]}" for line in lines)
+
+
+@contextlib.contextmanager
+def running(command: list[str], folder: Path) -> Iterator[Running]:
+    """Run a command until the block ends. ``folder`` holds its temporary files and is removed with it."""
+    log = Path(tempfile.mkstemp(prefix="packager-web-", suffix=".log")[1])
+    options: dict[str, object] = (
+        {"creationflags": 0x200} if sys.platform == "win32" else {"start_new_session": True}
+    )  # CREATE_NEW_PROCESS_GROUP; a session of its own outlives the killing of ours for long enough to clean up
+    try:
+        with log.open("wb") as stream:
+            process = subprocess.Popen(  # type: ignore[call-overload]
+                [sys.executable, "-I", "-S", supervise.__file__, str(folder), *command],
+                stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT, **options,
+            )  # fmt: skip
+        try:
+            yield Running(process, log)
+        finally:
+            process.stdin.close()
+            process.wait()
+    finally:
+        log.unlink(missing_ok=True)

@@ -1,0 +1,183 @@
+"""Filling the bundle: the model (split where it must be), the runtime, and everything rendered from templates."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import tempfile
+from pathlib import Path
+
+from packager.errors import BuildError, StorageError
+from packager.files import clone_file, to_json, write_text
+from packager.graph import Dim
+from packager.model import Model, Signature, TensorSpec, open_model, sha256_file
+from packager.render import render
+from packager.room import Kind, Plan, Stage, kind_named
+from packager.targets.web.options import Options
+from packager.targets.web.planning import is_split
+from packager.targets.web.runtime import place_runtime
+
+MODEL = "model.onnx"
+PAGES = ("demo/index.html", "demo/demo.js", "demo/style.css", "verify/index.html", "verify/verify.js")
+STATIC = (
+    "verify/golden.js", "verify/compare.js", "verify/style.css", "_headers", "servers/nginx.conf",
+    "servers/apache.htaccess",
+)  # fmt: skip
+ARRAYS = {
+    "float32": "Float32Array", "float64": "Float64Array", "int8": "Int8Array", "int16": "Int16Array",
+    "int32": "Int32Array", "int64": "BigInt64Array", "uint8": "Uint8Array", "uint16": "Uint16Array",
+    "uint32": "Uint32Array", "uint64": "BigUint64Array", "bool": "Uint8Array", "float16": "Float16Data",
+    "string": "readonly string[]",
+}  # fmt: skip
+"""TypeScript's name of what holds a dtype."""
+
+
+def build_bundle(plan: Plan, stage: Stage) -> None:
+    """Fill ``stage.folder``.
+
+    Raises:
+        ToolchainMissing: the runtime isn't cached and can't be fetched.
+        BuildError: the runtime's files aren't the pinned ones, or the model can't be split.
+        StorageError: a file can't be written.
+    """
+    kind, options = kind_named(plan.kind), Options.model_validate_json(plan.options)
+    assert kind.templates is not None  # noqa: S101 - the templates of this room lie in the same package
+    licence = (kind.templates / "runtime-licence.txt").read_text(encoding="utf-8")
+    place_runtime(kind.facts.pins, licence, options.runtime_dir, stage.folder / "runtime")
+    _place_model(stage, options)
+    _write_loader(kind, plan, stage.folder)
+    _write_pages(kind, plan, stage.folder)
+    write_text(stage.folder / "package.json", to_json(_package(kind, plan)))
+    write_text(stage.folder / "sri.json", to_json(_integrity(stage.folder)))
+
+
+def _place_model(stage: Stage, options: Options) -> None:
+    """The model's own bytes where one file is enough, else saved anew with its weights in files of bounded size."""
+    model = open_model(stage.model)
+    if not is_split(model, options):
+        clone_file(stage.model, stage.folder / MODEL)
+        return
+    from packager.transform import Context
+    from packager.transforming import apply
+
+    limit = options.max_file_mb << 20
+    with tempfile.TemporaryDirectory(prefix="packager-web-") as name:
+        work = Path(name)
+        apply(
+            (), Context(stage.model, work, stage.goldens), stage.folder / MODEL, max_inline_bytes=limit // 2,
+            max_file_bytes=limit, check_runtime=False,
+        )  # fmt: skip
+    _check_split(stage.folder, limit)
+
+
+def _check_split(folder: Path, limit: int) -> None:
+    for path in (folder / MODEL, *sorted(folder.glob("weights-*.bin"))):
+        if path.stat().st_size > max(limit, 1 << 30):
+            raise BuildError(f"{path.name} has {path.stat().st_size} bytes, more than a browser holds in one piece")
+
+
+def module_name(plan: Plan) -> str:
+    """The loader's file name."""
+    return f"{plan.name}.js"
+
+
+def _write_loader(kind: Kind, plan: Plan, folder: Path) -> None:
+    model = open_model(folder / MODEL)
+    module = module_name(plan)
+    loader = render(
+        kind,
+        f"{kind.name}/loader.js.j2",
+        module=module,
+        types=f"{plan.name}.d.ts",
+        runtime_version=kind.facts.pins["version"],
+        signature=signature_literal(plan.signature),
+        wasm=_file(folder / "runtime", "ort-wasm-simd-threaded.wasm"),
+        model=_file(folder, MODEL),
+        external=[_file(folder, file.location) for file in model.external],
+    )
+    write_text(folder / module, loader)
+    types = render(
+        kind,
+        f"{kind.name}/types.d.ts.j2",
+        module=module,
+        inputs=[_typed(spec) for spec in plan.signature.inputs],
+        outputs=[_typed(spec) for spec in plan.signature.outputs],
+    )
+    write_text(folder / f"{plan.name}.d.ts", types)
+
+
+def signature_literal(signature: Signature) -> dict[str, list[dict[str, str | list[Dim] | None]]]:
+    """The signature as the loader carries it."""
+    return {
+        part: [
+            {"name": spec.name, "dtype": spec.dtype, "dims": None if spec.dims is None else list(spec.dims)}
+            for spec in specs
+        ]
+        for part, specs in (("inputs", signature.inputs), ("outputs", signature.outputs))
+    }
+
+
+def _typed(spec: TensorSpec) -> dict[str, object]:
+    """What the types say of an input or output."""
+    array = ARRAYS[spec.dtype]
+    element = {"int64": "bigint | number", "uint64": "bigint | number", "bool": "boolean | number", "string": "string"}
+    one = element.get(spec.dtype, "number")
+    listed = f"readonly ({one})[]" if " " in one else f"readonly {one}[]"
+    given = listed if spec.dtype == "string" else f"{array} | {listed}"
+    if spec.dims == ():
+        given += f" | {one}"
+    return {"name": spec.name, "dtype": spec.dtype, "dims": spec.dims, "given": given, "result": array}
+
+
+def _file(folder: Path, name: str) -> dict[str, object]:
+    path = folder / name
+    return {"path": name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def _write_pages(kind: Kind, plan: Plan, folder: Path) -> None:
+    assert kind.templates is not None  # noqa: S101 - see above
+    for name in PAGES:
+        text = render(
+            kind, f"{kind.name}/{name}.j2", title=f"{plan.name} {plan.version}", module=module_name(plan),
+            bundle={"name": plan.name, "version": plan.version, "target": plan.target, "kind": plan.kind},
+            runtime_version=kind.facts.pins["version"],
+        )  # fmt: skip
+        write_text(folder / name, text)
+    for name in STATIC:
+        write_text(folder / name, (kind.templates / name).read_text(encoding="utf-8"))
+
+
+def _package(kind: Kind, plan: Plan) -> dict[str, object]:
+    module, types = f"./{module_name(plan)}", f"./{plan.name}.d.ts"
+    return {
+        "name": plan.name.lower(),
+        "version": plan.version if _is_semver(plan.version) else "0.0.0",
+        "private": True,
+        "type": "module",
+        "main": module,
+        "types": types,
+        "exports": {".": {"types": types, "default": module}, "./*": "./*"},
+        "sideEffects": False,
+        "config": {"onnxruntime-web": kind.facts.pins["version"]},
+    }
+
+
+def _is_semver(text: str) -> bool:
+    """Whether npm takes it as a version (semver.org, 2.0.0)."""
+    import re
+
+    return bool(re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?", text))
+
+
+def _integrity(folder: Path) -> dict[str, str]:
+    """Subresource-Integrity values of scripts, WASM and model by path."""
+    found: dict[str, str] = {}
+    paths = [*folder.glob("*.js"), *folder.glob("runtime/*.js"), *folder.glob("runtime/*.wasm"), folder / MODEL]
+    for path in sorted([*paths, *folder.glob("weights-*.bin")]):
+        try:
+            with path.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha384").digest()
+        except OSError as error:
+            raise StorageError(f"{path} can't be read back: {error.strerror}") from error
+        found[path.relative_to(folder).as_posix()] = f"sha384-{base64.b64encode(digest).decode()}"
+    return found

@@ -1,0 +1,26 @@
+"""The manifest options of the web room."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from packager.room import RoomOptions
+
+
+class Options(RoomOptions):
+    """Options under ``[targets.<name>]`` of kind ``web``."""
+
+    runtime_dir: str = Field(
+        "",
+        description="folder with the files of onnxruntime-web (`node_modules/onnxruntime-web/dist`, or where `npm pack` "
+        "put its tarball), for building offline; empty: fetched through npm once and cached. The path as written here "
+        "is recorded in bundle.json, so prefer a relative one.",
+    )
+    max_file_mb: int = Field(
+        1024,
+        ge=1,
+        le=1024,
+        description="largest model or weights file, in MiB. A larger model is split into model.onnx and weights-*.bin, "
+        "a single larger tensor has a file of its own. Browsers can't hold more than 1 GiB in one piece; some hosts "
+        "stop at 25 MiB a file.",
+    )
