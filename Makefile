@@ -44,4 +44,4 @@ corpus: setup
 	$(BIN)/python benchmarks/corpus_table.py docs/corpus.md
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .corpus examples/*/dist
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .corpus .runtimes examples/*/dist

@@ -13,6 +13,9 @@ from packager import room
 from packager.child import QUIET
 
 os.environ.update(QUIET)  # before a test imports ONNX Runtime in this process
+os.environ.setdefault(
+    "PACKAGER_RUNTIME_DIR", str(Path(__file__).parents[1] / ".runtimes")
+)  # fetched once for all tests
 
 ROOMS = Path(__file__).with_name("rooms")
 CORPUS = Path(__file__).parents[1] / ".corpus"

@@ -21,7 +21,7 @@ __all__ = ["Options", "build", "missing", "plan", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
-    """What runs the bundle: a browser, or Node as a stand-in. npm is asked for only where a runtime is to be fetched."""
+    """What runs the bundle: a browser, or Node as a stand-in. npm is wanted only where the runtime isn't cached yet."""
     from packager.targets.web.browser import HOW, find_browser
     from packager.targets.web.node import find_node
 

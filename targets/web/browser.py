@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,34 +63,36 @@ class Running:
     """A program under supervision."""
 
     process: subprocess.Popen[bytes]
-    log: Path
+
+    def stop(self) -> None:
+        """Have it killed, without waiting."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
     def ended(self) -> str | None:
         """How it ended and what it said last, or ``None`` while it runs."""
         status = self.process.poll()
         if status is None:
             return None
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]
+        said = b"" if self.process.stdout is None else self.process.stdout.read()
+        lines = said.decode("utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]
         return f"it ended with status {status}" + "".join(f"\n  | {line[:300]}" for line in lines)
 
 
 @contextlib.contextmanager
 def running(command: list[str], folder: Path) -> Iterator[Running]:
     """Run a command until the block ends. ``folder`` holds its temporary files and is removed with it."""
-    log = Path(tempfile.mkstemp(prefix="packager-web-", suffix=".log")[1])
     options: dict[str, object] = (
         {"creationflags": 0x200} if sys.platform == "win32" else {"start_new_session": True}
-    )  # CREATE_NEW_PROCESS_GROUP; a session of its own outlives the killing of ours for long enough to clean up
+    )  # CREATE_NEW_PROCESS_GROUP; in a session of its own the supervisor outlives the killing of ours, to clean up
+    process = subprocess.Popen(  # type: ignore[call-overload]
+        [sys.executable, "-I", "-S", supervise.__file__, str(folder), *command],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
+    )  # fmt: skip
+    made = Running(process)
     try:
-        with log.open("wb") as stream:
-            process = subprocess.Popen(  # type: ignore[call-overload]
-                [sys.executable, "-I", "-S", supervise.__file__, str(folder), *command],
-                stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT, **options,
-            )  # fmt: skip
-        try:
-            yield Running(process, log)
-        finally:
-            process.stdin.close()
-            process.wait()
+        yield made
     finally:
-        log.unlink(missing_ok=True)
+        made.stop()
+        process.wait()
+        process.stdout.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 from packager.errors import BuildError, StorageError
 from packager.files import clone_file, to_json, write_text
 from packager.graph import Dim
-from packager.model import Model, Signature, TensorSpec, open_model, sha256_file
+from packager.model import Signature, TensorSpec, open_model, sha256_file
 from packager.render import render
 from packager.room import Kind, Plan, Stage, kind_named
 from packager.targets.web.options import Options

@@ -12,9 +12,9 @@ class Options(RoomOptions):
 
     runtime_dir: str = Field(
         "",
-        description="folder with the files of onnxruntime-web (`node_modules/onnxruntime-web/dist`, or where `npm pack` "
-        "put its tarball), for building offline; empty: fetched through npm once and cached. The path as written here "
-        "is recorded in bundle.json, so prefer a relative one.",
+        description="folder with the files of onnxruntime-web (`node_modules/onnxruntime-web/dist`, or where "
+        "`npm pack` put its tarball), for building offline; empty: fetched through npm once and cached. The path as "
+        "written here is recorded in bundle.json, so prefer a relative one.",
     )
     max_file_mb: int = Field(
         1024,

@@ -52,8 +52,8 @@ def place_runtime(pins: Mapping[str, str], licence: str, runtime_dir: str, targe
         BuildError: a file isn't the pinned one.
     """
     key = hashlib.sha256(repr((sorted(pins.items()), licence, _recipe())).encode()).hexdigest()[:16]
-    root = default_cache().root
-    ready = None if root is None else root / "runtimes" / f"{pins['package']}-{pins['version']}-{key}"
+    root = _runtimes()
+    ready = None if root is None else root / f"{pins['package']}-{pins['version']}-{key}"
     if ready is not None and _is_whole(ready):
         clone_tree(ready / "files", target)
         return
@@ -66,6 +66,13 @@ def place_runtime(pins: Mapping[str, str], licence: str, runtime_dir: str, targe
         if ready is not None:
             _keep(made.parent, ready)
         clone_tree(made, target)
+
+
+def _runtimes() -> Path | None:
+    """Where fetched runtimes are kept: in the cache, unless ``PACKAGER_RUNTIME_DIR`` says where."""
+    chosen = os.environ.get("PACKAGER_RUNTIME_DIR")
+    root = default_cache().root
+    return Path(chosen).absolute() if chosen else None if root is None else root / "runtimes"
 
 
 def _recipe() -> str:
@@ -90,8 +97,8 @@ def _keep(made: Path, ready: Path) -> None:
         try:
             clone_tree(made, stage / "ready")
             if ready.exists() and not _is_whole(ready):
-                os.replace(ready, stage / "spoilt")
-            os.rename(stage / "ready", ready)
+                ready.rename(stage / "spoilt")
+            (stage / "ready").rename(ready)
         finally:
             remove_tree(stage)
     except OSError:
