@@ -15,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packager.levels import LEVELS
-from packager.render import c_string, common_templates, markdown, markdown_code, py_string, render, render_common
+from packager.render import (
+    c_string,
+    common_templates,
+    js_literal,
+    markdown,
+    markdown_code,
+    py_string,
+    render,
+    render_common,
+)
 from packager.room import Kind, TargetFacts
 
 HOSTILE = [
@@ -81,6 +90,26 @@ def test_a_python_literal_reads_back(text: str):
 @pytest.mark.parametrize("text", ["\ud800", "a\udfff🙂"])
 def test_a_python_literal_of_lone_surrogates_reads_back(text: str):
     assert ast.literal_eval(py_string(text)) == text
+
+
+@given(TEXT)
+def test_a_javascript_literal_is_harmless_json(text: str):
+    literal = js_literal({"names": [text]})
+    assert json.loads(literal) == {"names": [text]}
+    assert literal.isascii() and literal.isprintable() and not set(literal) & set("<>&`")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+def test_javascript_reads_the_literals_back():
+    texts = [*HOSTILE, "__proto__"]
+    script = f"process.stdout.write(JSON.stringify({js_literal(texts)}))"
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, encoding="utf-8")
+    assert json.loads(done.stdout) == texts
+
+
+def test_a_javascript_object_keeps_its_prototype():
+    with pytest.raises(ValueError, match="__proto__"):
+        js_literal({"a": [{"__proto__": 1}]})
 
 
 @given(TEXT)

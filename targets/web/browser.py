@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ FLAGS = (
 """No window, no network of its own, no throttling; ``--disable-dev-shm-usage`` since containers have 64 MiB there."""
 
 LOG_LINES = 8
+MAX_TEMP_BYTES = 104 - 46 - len("/packager-web-12345678")
 
 
 def find_browser() -> str | None:
@@ -56,6 +58,15 @@ def browser_command(program: str, profile: str, url: str) -> list[str]:
     # A sandbox needs a user other than root; the page is our own, served from this machine.
     sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     return [program, *FLAGS, *sandbox, f"--user-data-dir={profile}", url]
+
+
+def scratch() -> Path:
+    """A new folder for a browser's temporary files, short enough for the socket that Chromium puts into it.
+
+    A Unix socket's path has at most 104 bytes on macOS (107 on Linux), of which Chromium's own part takes 46.
+    """
+    long = sys.platform != "win32" and len(os.fsencode(tempfile.gettempdir())) > MAX_TEMP_BYTES
+    return Path(tempfile.mkdtemp(prefix="packager-web-", dir="/tmp" if long else None))  # noqa: S108 - see above
 
 
 @dataclass(frozen=True)

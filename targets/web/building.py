@@ -18,10 +18,10 @@ from packager.targets.web.planning import is_split
 from packager.targets.web.runtime import place_runtime
 
 MODEL = "model.onnx"
-PAGES = ("demo/index.html", "demo/demo.js", "demo/style.css", "verify/index.html", "verify/verify.js")
+PAGES = ("demo/index.html", "demo/demo.js", "verify/index.html", "verify/check.js")
 STATIC = (
-    "verify/golden.js", "verify/compare.js", "verify/style.css", "_headers", "servers/nginx.conf",
-    "servers/apache.htaccess",
+    "demo/style.css", "verify/golden.js", "verify/compare.js", "verify/verify.js", "verify/style.css", "_headers",
+    "servers/nginx.conf", "servers/apache.htaccess",
 )  # fmt: skip
 ARRAYS = {
     "float32": "Float32Array", "float64": "Float64Array", "int8": "Int8Array", "int16": "Int16Array",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from packager.bundle import Bundle, open_bundle
 from packager.errors import ToolchainMissing, VerificationError
 from packager.room import Runner, RuntimeInfo
 from packager.targets.web import node
-from packager.targets.web.browser import HOW, Running, browser_command, find_browser, running
+from packager.targets.web.browser import HOW, Running, browser_command, find_browser, running, scratch
 from packager.targets.web.server import HARNESS, Channel, Message, Site, serve
 from packager.targets.web.wire_format import decode, encode
 
@@ -69,7 +68,7 @@ def run_bundle(folder: Path) -> Iterator[Runner]:
         site = stack.enter_context(serve(folder, files, module, channels))
         programs: list[Running] = []
         for channel in channels:
-            own = Path(tempfile.mkdtemp(prefix="packager-web-"))
+            own = scratch()
             if browser is None:
                 command = [*(node_command or []), str(HARNESS / "node.mjs"), site.base(channel), str(folder.resolve())]
             else:
@@ -143,7 +142,10 @@ class _Runner:
         modes = " and ".join(str(page.host["threads"]) for page in self._pages)
         details = [(str(host["engine"]).lower(), str(host["version"]))]
         details += [
-            (f"{page.channel.name} page", f"{page.host['threads']} threads, isolated {page.host['isolated']}")
+            (
+                f"{page.channel.name} page",
+                f"threads {page.host['threads']}, isolated {'yes' if page.host['isolated'] else 'no'}",
+            )
             for page in self._pages
         ]
         if len(self._pages) > 1:

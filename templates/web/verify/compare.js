@@ -96,15 +96,16 @@ function judgeFloats(expected, actual, rule, metrics) {
     reasons.push("nothing judged: the tolerance of this output sets no bound that applies to it");
   }
   const groups = grouped(one, finite).map((places) => measure(one, other, places));
-  let worst = finite[0];
+  const away = (at) => (Number.isFinite(one[at]) && Number.isFinite(other[at]) ? Math.abs(one[at] - other[at]) : 0);
+  let worst = 0;
   let relative = 0;
   for (const at of finite) {
-    const difference = Math.abs(one[at] - other[at]);
-    if (difference > Math.abs(one[worst] - other[worst])) worst = at;
+    const difference = away(at);
+    if (difference > away(worst)) worst = at;
     relative = Math.max(relative, one[at] ? difference / Math.abs(one[at]) : difference ? Infinity : 0);
   }
   Object.assign(metrics, {
-    max_abs: Math.abs(one[worst] - other[worst]), max_rel: relative,
+    max_abs: away(worst), max_rel: relative,
     rmse: Math.sqrt(sum(finite.length, (at) => (one[finite[at]] - other[finite[at]]) ** 2) / finite.length),
     scaled: Math.max(...groups.map((group) => group.scaled)), cosine: Math.min(...groups.map((group) => group.cosine)),
     sqnr_db: Math.min(...groups.map((group) => group.sqnr)), worst_index: place(worst, expected.dims),
@@ -218,7 +219,9 @@ export function worst(cases, metric, sign) {
       const value = output.metrics?.[metric];
       if (value === null || value === undefined) continue;
       const number = typeof value === "string" ? Number(value.replace("inf", "Infinity")) : value;
-      if (!found || sign * number > sign * found.number) found = { case: name, output: output.name, value, number };
+      const next = { case: name, output: output.name, value, rank: [sign * number, name, output.name] };
+      const at = found ? next.rank.findIndex((part, place) => part !== found.rank[place]) : 0;
+      if (!found || (at >= 0 && next.rank[at] > found.rank[at])) found = next; // ties go to the last name
     }
   }
   return found && { case: found.case, output: found.output, value: found.value };
