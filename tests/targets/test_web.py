@@ -110,17 +110,20 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 
 def every_dtype(path: Path) -> tuple[Path, dict[str, np.ndarray]]:
     """``<dtype> out = Concat(<dtype>, <dtype>)`` for each dtype, a scalar, an empty tensor, rank 8; and inputs."""
-    nodes, inputs, outputs, feeds = [], [], [], {}
+    nodes, inputs, outputs = [], [], []
+    feeds: dict[str, np.ndarray] = {}
+    others: dict[str, list[int]] = {"scalar": [], "empty": [0, 3], "rank8": [1, 2, 1, 1, 2, 1, 1, 3]}
     for dtype, values in DTYPES.items():
         kind = TensorProto.DataType.Value({"float32": "FLOAT", "float64": "DOUBLE"}.get(dtype, dtype.upper()))
         nodes.append(helper.make_node("Concat", [dtype, dtype], [f"{dtype} out"], name=dtype, axis=0))
         inputs.append(value(dtype, kind, ["n"]))
         outputs.append(value(f"{dtype} out", kind, ["m"]))
         feeds[dtype] = np.array(values, object if dtype == "string" else dtype)
-    for name, dims in (("scalar", []), ("empty", [0, 3]), ("rank8", [1, 2, 1, 1, 2, 1, 1, 3])):
+    for name, dims in others.items():
         nodes.append(helper.make_node("Neg", [name], [f"{name} out"], name=name))
-        inputs.append(value(name, FLOAT, ["e", 3] if name == "empty" else dims))
-        outputs.append(value(f"{name} out", FLOAT, ["e", 3] if name == "empty" else dims))
+        declared: list[int | str | None] = ["e", 3] if name == "empty" else [*dims]
+        inputs.append(value(name, FLOAT, declared))
+        outputs.append(value(f"{name} out", FLOAT, declared))
         feeds[name] = np.arange(np.prod(dims), dtype=np.float32).reshape(dims)
     # "n" would tie all inputs together: each has a symbol of its own.
     for at, info in enumerate(inputs[: len(DTYPES)]):
@@ -236,7 +239,7 @@ def dense(path: Path, size: int = 512) -> tuple[Path, np.ndarray]:
     weights = [rng.standard_normal((size, size), np.float32) / 16 for _ in range(2)]
     nodes = [helper.make_node("MatMul", ["x", "a"], ["h"]), helper.make_node("MatMul", ["h", "b"], ["y"])]
     constants = [numpy_helper.from_array(array, name) for array, name in zip(weights, "ab", strict=True)]
-    shape = ["n", size]
+    shape: list[int | str | None] = ["n", size]
     save(model(nodes, [value("x", FLOAT, shape)], [value("y", FLOAT, shape)], constants), path)
     return path, weights[0] @ weights[1]
 
@@ -387,6 +390,19 @@ def test_two_pages_that_disagree_fail(small: Path, monkeypatch: pytest.MonkeyPat
     golden_store.write(small / "golden", GoldenSet((case,)), rules, policy="p", precision="fp32", excluded={})
     with room.runner(small) as runner, pytest.raises(VerificationError, match="isolated page answers otherwise"):
         runner.run({"x": x})
+
+
+def test_node_comes_from_the_wheel_where_the_machine_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(node, "_wheel_folder", lambda: None)
+    assert node.find_node() is None and node.find_npm() is None
+    monkeypatch.setattr(node, "_wheel_folder", lambda: tmp_path)
+    assert node.find_node() is None and node.find_npm() is None
+    binary, script = tmp_path / "bin/node", tmp_path / "lib/node_modules/npm/bin/npm-cli.js"
+    for file in (binary, script):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    assert node.find_node() == [str(binary)] and node.find_npm() == [str(binary), str(script)]
 
 
 def test_neither_browser_nor_node_is_a_missing_toolchain(small: Path, monkeypatch: pytest.MonkeyPatch):

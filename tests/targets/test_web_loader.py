@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -44,8 +43,10 @@ POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; connect-src 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of one input and output per way of giving values, with two golden cases; never changed."""
     work = tmp_path_factory.mktemp("loader")
-    kinds = {"f": (FLOAT, ["n", 3]), "i": (INT64, ["n", 2]), "u": (UINT64, [2]), "b": (BOOL, [2]), "h": (FLOAT16, [3]),
-             "s": (STRING, [2]), "z": (FLOAT, []), "w": (FLOAT, ["p", "q"])}  # fmt: skip
+    kinds: dict[str, tuple[int, list[int | str]]] = {
+        "f": (FLOAT, ["n", 3]), "i": (INT64, ["n", 2]), "u": (UINT64, [2]), "b": (BOOL, [2]), "h": (FLOAT16, [3]),
+        "s": (STRING, [2]), "z": (FLOAT, []), "w": (FLOAT, ["p", "q"]),
+    }  # fmt: skip
     nodes = [helper.make_node("Identity", [name], [f"{name}_out"], name=name) for name in kinds]
     inputs = [value(name, *spec) for name, spec in kinds.items()]
     outputs = [value(f"{name}_out", *spec) for name, spec in kinds.items()]
@@ -54,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = work / "bundle"
     made.mkdir()
     room.build(plan, Stage(made, path, GoldenSet(())))
-    feeds = {
+    feeds: dict[str, np.ndarray] = {
         "f": np.array([[1, 2, 3]], np.float32), "i": np.array([[1, 2**62]], np.int64),
         "u": np.array([0, 2**64 - 1], np.uint64), "b": np.array([True, False]), "h": np.array([1, 2, 3], np.float16),
         "s": np.array(["a", "名前"], object), "z": np.array(2.5, np.float32), "w": np.ones((2, 2), np.float32),
@@ -378,9 +379,8 @@ def static_server(root: Path, headers: Mapping[str, str]) -> Iterator[tuple[str,
     told: queue.Queue[str] = queue.Queue()
 
     class Handler(http.server.SimpleHTTPRequestHandler):
-        extensions_map: ClassVar = {**http.server.SimpleHTTPRequestHandler.extensions_map, **TYPES}
-
         def __init__(self, *arguments):
+            self.extensions_map = {**http.server.SimpleHTTPRequestHandler.extensions_map, **TYPES}
             super().__init__(*arguments, directory=str(root))
 
         def do_GET(self):
