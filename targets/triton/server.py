@@ -37,11 +37,6 @@ STOP_SECONDS = 20.0
 ATTEMPTS = 3
 """Starts that are tried where another process takes a port between our looking and the server's binding."""
 
-HOOK = "import os, sys\nsys.path.insert(0, os.environ['PACKAGER_TRITON_KIT'])\n"
-"""Goes before the server's own utilities, which import numpy before any model's code runs: the stub hosts Python
-without regard to PYTHONPATH."""
-
-
 @dataclass(frozen=True)
 class Ports:
     """Where the server listens, on 127.0.0.1."""
@@ -149,10 +144,34 @@ def stand_in(kit: kits.Kit, folder: Path) -> Path:
     shutil.copyfile(kit.python_backend / "libtriton_python.so", python / "libtriton_python.so")
     shutil.copy(kit.stub, python / "triton_python_backend_stub")
     (python / "triton_python_backend_stub").chmod(0o755)
-    utilities = (kit.python_backend / "triton_python_backend_utils.py").read_text(encoding="utf-8")
-    (python / "triton_python_backend_utils.py").write_text(HOOK + utilities, encoding="utf-8")
+    utilities = "triton_python_backend_utils.py"
+    shutil.copyfile(kit.python_backend / utilities, python / utilities)
     shutil.copyfile(Path(__file__).with_name("standin.py"), ours / "model.py")
     return folder
+
+
+def environment(kit: kits.Kit, libpython: Path, folder: Path) -> dict[str, str]:
+    """What the server runs in. The stub that hosts Python ignores PYTHONPATH and finds its prefix by the first Python
+    on PATH: a virtual environment of its own, in which the kit is all there is."""
+    packages = folder / f"venv/lib/python{kits.python_version()}/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "kit.pth").write_text(f"{kit.folder.resolve()}\n", encoding="utf-8")
+    programs = folder / "venv/bin"
+    programs.mkdir()
+    python = Path(sys._base_executable)  # type: ignore[attr-defined]  # what venv itself uses
+    for name in ("python", "python3"):
+        (programs / name).symlink_to(python)
+    (folder / "venv/pyvenv.cfg").write_text(
+        f"home = {python.parent}\ninclude-system-site-packages = false\n", encoding="utf-8"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {
+        **kept,
+        "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LD_LIBRARY_PATH": f"{kit.libraries}:{libpython.parent}",
+    }
 
 
 @contextmanager
@@ -193,18 +212,13 @@ def _remove(folder: Path) -> None:
 def _started(
     kit: kits.Kit, libpython: Path, folder: Path, backends: Path, repository: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], Ports]]:
-    environment = {
-        **os.environ,
-        "LD_LIBRARY_PATH": f"{kit.libraries}:{libpython.parent}",
-        "PYTHONHOME": sys.base_prefix,
-        kits.KIT_VARIABLE: str(kit.folder.resolve()),
-    }
+    surroundings = environment(kit, libpython, folder)
     for attempt in range(ATTEMPTS):
         ports = _free_ports()
         command = command_line(kit.server, repository, backends, ports, folder.name)
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=surroundings,
                 cwd=folder, preexec_fn=_die_with_parent(),  # noqa: PLW1509 - nothing but one system call after fork
             )  # fmt: skip
         try:

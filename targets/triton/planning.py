@@ -1,0 +1,136 @@
+"""The plan for Triton: everything that can be decided, and refused, from the graph alone."""
+
+from __future__ import annotations
+
+from packager.errors import Refused
+from packager.graph import format_dims
+from packager.model import Signature
+from packager.room import Limits, Plan, PlanRequest, Step
+from packager.shapes import pin_shapes
+from packager.targets.triton.config import DTYPES
+from packager.targets.triton.options import Options
+
+AUTO_BATCH = 8
+
+
+def plan_for(request: PlanRequest) -> Plan:
+    """Decide what will be done.
+
+    Raises:
+        Refused: precision, shapes or batching make no sense, the model is newer than what the release's ONNX Runtime
+            reads, or an input or output can't be served; every one of them is named.
+    """
+    model = request.model
+    options = request.options if isinstance(request.options, Options) else Options.model_validate({})
+    if request.precision not in request.facts.precisions:
+        raise Refused(
+            f"Triton bundles have no precision '{request.precision}'",
+            f"choose one of {', '.join(request.facts.precisions)}",
+        )
+    _check_versions(request)
+    signature = pin_shapes(model.signature, request.shapes)
+    _check_signature(signature, request.facts.limits)
+    batch, why = batching(signature, options)
+    _check_batching(batch, why, options)
+    return Plan(
+        target=request.target,
+        kind=request.kind,
+        name=request.name,
+        version=request.version,
+        model_digest=model.digest,
+        opset=model.opset,
+        precision=request.precision,
+        shapes=request.shapes,
+        signature=signature,
+        steps=_steps(request, options, batch),
+        options=options.model_dump_json(),
+        notes=(f"requests aren't batched: {why}",) if not batch and why else (),
+    )
+
+
+def _check_versions(request: PlanRequest) -> None:
+    structure, limits, release = request.model.structure, request.facts.limits, request.facts.pins["release"]
+    runtime = f"the ONNX Runtime {request.facts.pins['onnxruntime']} of Triton {release}"
+    for domain, version in structure.opsets:
+        highest = limits.opset.get(domain or "ai.onnx")
+        if highest is not None and version > highest:
+            raise Refused(
+                f"the model uses opset {version} of {domain or 'ai.onnx'}, {runtime} reads up to {highest}",
+                f"export it with opset {highest} or lower",
+            )
+    if limits.ir is not None and structure.ir_version > limits.ir:
+        raise Refused(
+            f"the model file is of ONNX IR version {structure.ir_version}, {runtime} reads up to {limits.ir}",
+            f"save it with IR version {limits.ir} or lower",
+        )
+
+
+def _check_signature(signature: Signature, limits: Limits) -> None:
+    wrong = []
+    if not signature.inputs:
+        wrong.append("the model has no inputs, and a request without any is refused")
+    for side, specs in (("input", signature.inputs), ("output", signature.outputs)):
+        for spec in specs:
+            what = f"{side} '{spec.name}'"
+            if spec.kind != "tensor":
+                wrong.append(f"{what} is a {spec.dtype}; Triton takes and gives tensors only")
+            elif spec.dtype not in limits.dtypes or spec.dtype not in DTYPES:
+                wrong.append(f"{what} is {spec.dtype}, which the onnxruntime backend doesn't take or give")
+            elif spec.dims is None:
+                wrong.append(f"{what} has no declared rank, and Triton would take it for a scalar")
+            elif 0 in spec.dims:
+                wrong.append(f"{what} is {format_dims(spec.dims)}, and Triton refuses dims of 0")
+            elif not spec.dims and side == "input" and spec.dtype == "string":
+                wrong.append(f"{what} is a scalar string, which the backend would hand over with shape [1]")
+    if wrong:
+        raise Refused(
+            "Triton can't serve this signature:" + "".join(f"\n  {line}" for line in wrong),
+            "export the model with inputs and outputs of declared rank and of Triton's types",
+        )
+
+
+def batching(signature: Signature, options: Options) -> tuple[int, str]:
+    """The batch size the signature allows, if goldens prove it: (``max_batch_size``, why not where it is 0)."""
+    if options.max_batch == 0:
+        return 0, "the manifest says max_batch = 0"
+    for side, specs in (("input", signature.inputs), ("output", signature.outputs)):
+        for spec in specs:
+            if not spec.dims:
+                return 0, f"{side} '{spec.name}' is a scalar"
+            if isinstance(spec.dims[0], int):
+                return 0, f"the first dim of {side} '{spec.name}' is fixed at {spec.dims[0]}"
+    return (AUTO_BATCH if options.max_batch == "auto" else options.max_batch), ""
+
+
+def _check_batching(batch: int, why: str, options: Options) -> None:
+    if options.max_batch not in ("auto", 0) and not batch:
+        raise Refused(
+            f"max_batch is {options.max_batch}, but the model can't be batched: {why}",
+            "leave max_batch out, or export the model with a free first dim on every input and output",
+        )
+    beyond = [size for size in options.preferred_batch_sizes if size > batch]
+    if options.preferred_batch_sizes and beyond:
+        reason = f"requests aren't batched: {why}" if not batch else f"max_batch is {batch}"
+        raise Refused(
+            f"preferred_batch_sizes has {', '.join(map(str, beyond))}, but {reason}",
+            "give a larger max_batch, or leave preferred_batch_sizes out",
+        )
+
+
+def _steps(request: PlanRequest, options: Options, batch: int) -> tuple[Step, ...]:
+    pins, model = request.facts.pins, request.model
+    reading = [("opset", str(model.opset)), ("ir version", str(model.structure.ir_version))]
+    if model.external:
+        reading.append(("external data", f"{len(model.external)} files"))
+    steps = [
+        Step("Reading the ONNX graph", tuple(reading)),
+        Step("Laying out the model repository", (("release", pins["release"]), ("version", str(options.model_version)))),
+    ]
+    if batch:
+        size = f"{batch}, if rows don't influence each other"
+        steps.append(Step("Proving that requests can be batched", (("max batch size", size),)))
+    else:
+        steps.append(Step("Configuring for full shapes", (("max batch size", "0"),)))
+    running = (("instances", str(options.instances)), ("device", options.device))
+    steps.append(Step("Adding client, manifests and measurement", running))
+    return tuple(steps)

@@ -1,0 +1,180 @@
+"""Building: the model repository, its configuration, the client, and what deploys and measures it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from packager.errors import BuildError, StorageError
+from packager.files import clone_file, write_text
+from packager.goldens import Array, dtype_name
+from packager.model import Signature, open_model
+from packager.render import render
+from packager.room import Plan, Stage, kind_named
+from packager.targets.triton import infer
+from packager.targets.triton.batching import objection
+from packager.targets.triton.config import DTYPES, MODEL_FILE, Config, Entry, check_text, config_text
+from packager.targets.triton.options import Options
+from packager.targets.triton.planning import batching
+
+REPOSITORY = "model_repository"
+LOADER = "infer.py"
+MAX_PERF_ELEMENTS = 1 << 20
+"""Elements of a golden case that ``perf.json`` may hold as text."""
+
+def build_repository(plan: Plan, stage: Stage) -> None:
+    """Fill ``stage.folder``.
+
+    Raises:
+        BuildError: batching was asked for and can't be proven, or ONNX Runtime and the plan see different tensors.
+        StorageError: a file could not be written.
+    """
+    options = Options.model_validate_json(plan.options)
+    home = stage.folder / REPOSITORY / plan.name
+    folder = home / str(options.model_version)
+    try:
+        folder.mkdir(parents=True)
+        place_model(stage, folder / MODEL_FILE)
+        config = configure(plan, stage, folder / MODEL_FILE, options)
+        text = config_text(config)
+        check_text(text, config, Path(f"{REPOSITORY}/{plan.name}/config.pbtxt"))
+        write_text(home / "config.pbtxt", text)
+        shutil.copyfile(Path(infer.__file__), stage.folder / LOADER)
+    except OSError as error:
+        raise StorageError(f"{error.filename or home} can't be written: {error.strerror}") from error
+    write_deployment(plan, stage, config)
+
+
+def place_model(stage: Stage, target: Path) -> None:
+    """The model's file as it is; with external data, written anew so that data files have names of our own."""
+    if not open_model(stage.model).external:
+        clone_file(stage.model, target)
+        return
+    from packager.transform import Context
+    from packager.transforming import apply
+
+    with tempfile.TemporaryDirectory(prefix="packager-placing-") as name:
+        apply((), Context(stage.model, Path(name), stage.goldens), target)
+
+
+def configure(plan: Plan, stage: Stage, model: Path, options: Options) -> Config:
+    """The configuration: names and types of the signature, dims as ONNX Runtime sees them, batching if proven.
+
+    Raises:
+        BuildError: batching was asked for by number and the golden cases disprove it.
+    """
+    inputs, outputs = entries(model, plan.signature)
+    batch, why = batching(plan.signature, options)
+    if batch:
+        fixed = next((entry for entry in (*inputs, *outputs) if not entry.dims or entry.dims[0] != -1), None)
+        why = objection(model, stage.goldens, plan.precision)
+        if fixed is not None:
+            why = f"ONNX Runtime finds dims {list(fixed.dims)} for '{fixed.name}', so its first is not free"
+        if why and options.max_batch != "auto":
+            raise BuildError(
+                f"max_batch is {options.max_batch}, but the model can't be batched: {why}",
+                "leave max_batch out, or give max_batch = 0",
+            )
+    if why:
+        return Config(plan.name, inputs, outputs, 0, f"Requests aren't batched: {why}", options)
+    told = "Batched: rows of the golden cases answer alike alone and together."
+    return Config(plan.name, inputs, outputs, batch, told, options)
+
+
+def entries(model: Path, signature: Signature) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
+    """Inputs and outputs with the dims that ONNX Runtime gives them, which the backend compares exactly.
+
+    Raises:
+        BuildError: ONNX Runtime doesn't load the model, or gives a tensor no rank where the signature has one.
+    """
+    import onnxruntime as ort
+
+    ort.disable_telemetry_events()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ORT's exception types are not public
+        raise BuildError(f"ONNX Runtime can't load the model: {' '.join(str(error).split())[:600]}") from error
+    found = {each.name: each for each in (*session.get_inputs(), *session.get_outputs())}
+    sides = []
+    for specs, names in (
+        (signature.inputs, [each.name for each in session.get_inputs()]),
+        (signature.outputs, [each.name for each in session.get_outputs()]),
+    ):
+        if sorted(names) != sorted(spec.name for spec in specs):
+            raise BuildError(f"ONNX Runtime finds the tensors {names}, the model has {[spec.name for spec in specs]}")
+        made = []
+        for spec in specs:
+            dims = tuple(dim if isinstance(dim, int) else -1 for dim in found[spec.name].shape)
+            if len(dims) != len(spec.dims or ()):
+                raise BuildError(f"'{spec.name}' has {len(spec.dims or ())} dims, ONNX Runtime finds {list(dims)}")
+            made.append(Entry(spec.name, DTYPES[spec.dtype], dims))
+        sides.append(tuple(made))
+    return sides[0], sides[1]
+
+
+def write_deployment(plan: Plan, stage: Stage, config: Config) -> None:
+    """``compose.yaml``, ``kubernetes.yaml`` and ``perf.sh`` with its data."""
+    kind = kind_named("triton")
+    values = {
+        "model": plan.name,
+        "label": dns_label(plan.name),
+        "release": kind.facts.pins["release"],
+        "gpu": config.options.device == "auto",
+    }
+    for name in ("compose.yaml", "kubernetes.yaml"):
+        write_text(stage.folder / name, render(kind, f"triton/{name}.j2", **values))
+    data = perf_data(stage.goldens.cases[0].inputs, config)
+    if data is not None:
+        write_text(stage.folder / "perf.json", data)
+    write_text(
+        stage.folder / "perf.sh",
+        render(kind, "triton/perf.sh.j2", model=shlex.quote(plan.name), version=config.options.model_version,
+               data=data is not None, batch=1, shapes=[shlex.quote(shape) for shape in _shapes(stage, config)]),
+    )  # fmt: skip
+
+
+def perf_data(inputs: Mapping[str, Array], config: Config) -> str | None:
+    """The first golden case as perf_analyzer's JSON; ``None`` where it is too large for text."""
+    if sum(array.size for array in inputs.values()) > MAX_PERF_ELEMENTS:
+        return None
+    step = {}
+    for entry in config.inputs:
+        array = inputs[entry.name]
+        row = array[:1].reshape(array.shape[1:] or (1,)) if config.max_batch else array.reshape(array.shape or (1,))
+        if dtype_name(row) == "bool":
+            row = row.astype("uint8")
+        content = [str(each) for each in row.ravel()] if dtype_name(row) == "string" else row.ravel().tolist()
+        step[entry.name] = {"content": content, "shape": list(row.shape)}
+    try:
+        return json.dumps({"data": [step]}, allow_nan=False, ensure_ascii=True) + "\n"
+    except ValueError:
+        return None
+
+
+def _shapes(stage: Stage, config: Config) -> list[str]:
+    """``name:3,224,224`` of every input with free dims, as perf_analyzer wants them."""
+    found = []
+    for entry in config.inputs:
+        shape = stage.goldens.cases[0].inputs[entry.name].shape
+        given, dims = (shape[1:], entry.dims[1:]) if config.max_batch else (shape, entry.dims)
+        if -1 in dims:
+            found.append(f"{entry.name}:{','.join(str(size) for size in given)}")
+    return found
+
+
+def dns_label(name: str) -> str:
+    """A Kubernetes name near ``name`` (RFC 1123: lower-case letters, digits and dashes, at most 63)."""
+    made = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:50].strip("-")
+    return f"triton-{made}" if made else "triton"
+
+
+

@@ -1,0 +1,178 @@
+"""Verification: the bundle's repository, unmodified, loaded and asked in every way that could tell a fault.
+
+Every golden case goes over HTTP and over gRPC. Before that, rows are sent alone, two together, and many at the same
+time: a configuration that merges requests wrongly loads like any other and fails only then. Triton's own statistics
+must show that requests were merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from threading import Barrier
+from urllib.parse import quote
+
+from packager import parity
+from packager.errors import VerificationError
+from packager.goldens import Array
+from packager.room import Runner, RuntimeInfo
+from packager.targets.triton import kit
+from packager.targets.triton.batching import joined
+from packager.targets.triton.infer import Model, read_description
+from packager.targets.triton.repository import REPOSITORY
+from packager.targets.triton.server import Server, serving
+
+PARALLEL = 8
+ROUNDS = 10
+"""How often parallel requests are sent before Triton is said not to merge any: whether two meet is a matter of time."""
+
+
+@contextmanager
+def served(bundle: Path) -> Iterator[Runner]:
+    """Serve a bundle's model.
+
+    Raises:
+        VerificationError: Triton refuses the model (the reason is Triton's), serves another signature than the
+            bundle's, or answers differently to requests alone, together and in parallel.
+        ToolchainMissing: there is no server.
+    """
+    try:
+        described = read_description(bundle)
+        golden = parity.read_golden(bundle / "golden")
+    except ValueError as error:
+        raise VerificationError(str(error), "build the bundle again") from error
+    with serving(bundle / REPOSITORY) as server:
+        server.load(described.name)
+        with ExitStack() as stack:
+            try:
+                http, grpc = (stack.enter_context(closing(Model(bundle, url))) for url in (server.http, server.grpc))
+            except (ValueError, RuntimeError) as error:
+                raise VerificationError(f"Triton serves another model: {error}", "build the bundle again") from error
+            runner = _Runner(http, grpc, golden, _info(server, http))
+            _check_traffic(server, grpc, described.name, golden)
+            yield runner
+
+
+def _info(server: Server, model: Model) -> RuntimeInfo:
+    version, release = model.info["version"], kit.pins()["release"]
+    if server.real_backend:
+        return RuntimeInfo("Triton core + onnxruntime backend", version, "CPU", "runtime")
+    return RuntimeInfo(
+        name=f"Triton core {version} + python-hosted onnxruntime",
+        version=kit.pins()["onnxruntime"],
+        device="CPU",
+        level="emulated",
+        reason=f"the server of release {release} loaded and served the repository, and the release's own ONNX Runtime "
+        f"ran the model, but hosted by a stand-in for the C++ onnxruntime backend",
+        details=(("server", version), ("protocols", "HTTP and gRPC")),
+    )
+
+
+class _Runner:
+    """A served model behind the engine's Protocol."""
+
+    def __init__(self, http: Model, grpc: Model, golden: parity.Golden, info: RuntimeInfo) -> None:
+        self._http, self._grpc, self._golden = http, grpc, golden
+        self.info = info
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Ask over both protocols; the answers must be the same.
+
+        Raises:
+            VerificationError: the server refused or failed, or the protocols disagree.
+        """
+        over_http, over_grpc = _ask(self._http, feeds), _ask(self._grpc, feeds)
+        told = _difference(over_http, over_grpc, self._golden)
+        if told:
+            raise VerificationError(f"HTTP and gRPC give different answers: {told}")
+        return over_grpc
+
+
+def _ask(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    try:
+        return model.run(feeds)
+    except (ValueError, RuntimeError) as error:
+        raise VerificationError(str(error)) from error
+
+
+def _difference(one: Mapping[str, Array], other: Mapping[str, Array], golden: parity.Golden) -> str:
+    """What differs, by the tolerances the bundle is judged by; outputs without elements differ in shape only."""
+    for name, array in one.items():
+        if name not in golden.excluded_names and array.shape != other[name].shape:
+            return f"output '{name}' has shape {list(array.shape)} and {list(other[name].shape)}"
+    full = {name for name, array in one.items() if array.size and name in golden.rules}
+    if not full:
+        return ""
+    pick = ({name: array for name, array in side.items() if name in full} for side in (one, other))
+    result = parity.compare_case("", *pick, golden.rules)
+    return "; ".join(result.reasons)[:500]
+
+
+def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golden) -> None:
+    """Alone, together and in parallel: all the same answers.
+
+    Raises:
+        VerificationError: an answer differs or fails, or a batching server merges nothing.
+    """
+    requests = _requests(golden.cases[0].inputs, golden, model.max_batch > 0)
+    alone = [_ask(model, feeds) for feeds in requests]
+    if model.max_batch > 1:
+        two = _ask(model, joined(requests[:2]))
+        for index in range(2):
+            row = {output: array[index : index + 1] for output, array in two.items()}
+            _agree(alone[index], row, golden, "a batch of 2")
+    for _ in range(ROUNDS if model.max_batch > 1 else 1):
+        before = _counts(server, name)
+        for one, answer in zip(alone, _in_parallel(model, requests), strict=True):
+            _agree(one, answer, golden, "parallel requests")
+        inferences, executions = (now - then for now, then in zip(_counts(server, name), before, strict=True))
+        if inferences < len(requests):
+            raise VerificationError(f"Triton counts {inferences} inferences for {len(requests)} requests")
+        if executions < inferences:
+            return
+    if model.max_batch > 1:
+        raise VerificationError(f"Triton merged none of {len(requests)} parallel requests", "is the machine overloaded?")
+
+
+def _agree(alone: Mapping[str, Array], other: Mapping[str, Array], golden: parity.Golden, how: str) -> None:
+    told = _difference(alone, other, golden)
+    if told:
+        raise VerificationError(
+            f"Triton answers differently to {how} than to one request alone: {told}",
+            "the rows of a batch influence each other: build with max_batch = 0",
+        )
+
+
+def _requests(first: Mapping[str, Array], golden: parity.Golden, batching: bool) -> list[Mapping[str, Array]]:
+    """Requests of one shape, so that they may be merged: rows where the server batches, else whole cases."""
+    if not batching:
+        return [golden.cases[index % len(golden.cases)].inputs for index in range(PARALLEL)]
+    shapes = {name: array.shape[1:] for name, array in first.items()}
+    rows: list[Mapping[str, Array]] = []
+    for case in golden.cases:
+        if {name: array.shape[1:] for name, array in case.inputs.items()} == shapes:
+            count = min(len(array) for array in case.inputs.values())
+            rows += [{name: array[i : i + 1] for name, array in case.inputs.items()} for i in range(count)]
+    return [rows[index % len(rows)] for index in range(PARALLEL)]
+
+
+def _in_parallel(model: Model, requests: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    start = Barrier(len(requests))
+
+    def one(feeds: Mapping[str, Array]) -> dict[str, Array]:
+        start.wait()
+        return _ask(model, feeds)
+
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return list(pool.map(one, requests))
+
+
+def _counts(server: Server, name: str) -> tuple[int, int]:
+    """Triton's inference and execution counts of the model, all versions together."""
+    answer = server.get(f"/v2/models/{quote(name, safe='')}/stats")
+    stats = answer["model_stats"]
+    if not isinstance(stats, list):
+        raise VerificationError("Triton's statistics have no model_stats")
+    return sum(int(each["inference_count"]) for each in stats), sum(int(each["execution_count"]) for each in stats)
