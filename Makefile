@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 # Node and npm come from a wheel where the machine has none.
-EXTRAS := openvino,web,dev$(if $(shell command -v npm),,$(shell printf ,)node)
+EXTRAS := openvino,web,triton,dev$(if $(shell command -v npm),,$(shell printf ,)node)
 # ONNX Runtime's wheels report usage unless told not to before they are loaded; packager tells its children itself.
 export ORT_DISABLE_TELEMETRY := 1
 
@@ -17,6 +17,7 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m packager.targets.triton.kit >/dev/null || true # it says what is missing; tests that need it fail
 	touch $@
 
 # The web target is verified in a real browser: as root on Debian one is installed, elsewhere this says how to get it.

@@ -133,10 +133,17 @@ def missing_parts(host: Host) -> list[Missing]:
         return [Missing(f"Triton on {host.system} {host.machine}", "build on Linux on x86_64")]
     if os.environ.get(BACKENDS_VARIABLE) and find_backends() is None:
         where = f"{os.environ[BACKENDS_VARIABLE]} has no {REAL_BACKEND.as_posix()}"
-        return [Missing(f"the backend that {BACKENDS_VARIABLE} names ({where})", f"correct or unset {BACKENDS_VARIABLE}")]
+        return [
+            Missing(f"the backend that {BACKENDS_VARIABLE} names ({where})", f"correct or unset {BACKENDS_VARIABLE}")
+        ]
     if sys.version_info[:2] not in PYTHONS:
         listed = " or ".join(".".join(map(str, version)) for version in PYTHONS)
-        return [Missing(f"a Python that the server's python backend can host (this is {python_version()})", f"run packager with Python {listed}")]
+        return [
+            Missing(
+                f"a Python that the server's python backend can host (this is {python_version()})",
+                f"run packager with Python {listed}",
+            )
+        ]
     found: list[Missing] = []
     if find_kit() is None:
         chosen = os.environ.get(KIT_VARIABLE)

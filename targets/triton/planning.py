@@ -27,7 +27,13 @@ def plan_for(request: PlanRequest) -> Plan:
             f"Triton bundles have no precision '{request.precision}'",
             f"choose one of {', '.join(request.facts.precisions)}",
         )
+    if "+" in request.name:
+        raise Refused(
+            f"Triton can't serve a model called '{request.name}': its HTTP interface doesn't decode the plus sign",
+            "give another `name` under [model] in the manifest",
+        )
     _check_versions(request)
+    _check_nodes(request)
     signature = pin_shapes(model.signature, request.shapes)
     _check_signature(signature, request.facts.limits)
     batch, why = batching(signature, options)
@@ -62,6 +68,17 @@ def _check_versions(request: PlanRequest) -> None:
         raise Refused(
             f"the model file is of ONNX IR version {structure.ir_version}, {runtime} reads up to {limits.ir}",
             f"save it with IR version {limits.ir} or lower",
+        )
+
+
+def _check_nodes(request: PlanRequest) -> None:
+    refused, domains = request.facts.limits.refused_operators, ("", "ai.onnx", "ai.onnx.ml")
+    found = [node for node in request.model.structure.walk() if node.op_type in refused and node.domain in domains]
+    if found:
+        raise Refused(
+            "Triton can't run the model:"
+            + "".join(f"\n  node {node.label}: {refused[node.op_type]}" for node in found),
+            "export the model without them, or choose another target",
         )
 
 
@@ -124,7 +141,9 @@ def _steps(request: PlanRequest, options: Options, batch: int) -> tuple[Step, ..
         reading.append(("external data", f"{len(model.external)} files"))
     steps = [
         Step("Reading the ONNX graph", tuple(reading)),
-        Step("Laying out the model repository", (("release", pins["release"]), ("version", str(options.model_version)))),
+        Step(
+            "Laying out the model repository", (("release", pins["release"]), ("version", str(options.model_version)))
+        ),
     ]
     if batch:
         size = f"{batch}, if rows don't influence each other"

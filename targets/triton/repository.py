@@ -27,6 +27,7 @@ LOADER = "infer.py"
 MAX_PERF_ELEMENTS = 1 << 20
 """Elements of a golden case that ``perf.json`` may hold as text."""
 
+
 def build_repository(plan: Plan, stage: Stage) -> None:
     """Fill ``stage.folder``.
 
@@ -175,6 +176,3 @@ def dns_label(name: str) -> str:
     """A Kubernetes name near ``name`` (RFC 1123: lower-case letters, digits and dashes, at most 63)."""
     made = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:50].strip("-")
     return f"triton-{made}" if made else "triton"
-
-
-

@@ -20,7 +20,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ LOAD_SECONDS = 600.0
 STOP_SECONDS = 20.0
 ATTEMPTS = 3
 """Starts that are tried where another process takes a port between our looking and the server's binding."""
+
 
 @dataclass(frozen=True)
 class Ports:
@@ -111,7 +112,8 @@ def load_failure(body: str, log: str) -> str:
     if hidden or "failed to load" in told:
         found = re.findall(r"(?:Poll failed for model directory|libprotobuf ERROR|failed to load)[^\n]*", log)
         told = "; ".join(dict.fromkeys(" ".join(line.split()) for line in (*found, told) if line))
-    return told[:2000] or "it gives no reason"
+    told = re.sub(r" At: (?:\S+\(\d+\): \w+ ?)+", "", told)  # the stand-in's own places
+    return told[:2000].rstrip(" ;") or "it gives no reason"
 
 
 @contextmanager
@@ -243,7 +245,7 @@ def command_line(server: Path, repository: Path, backends: Path, ports: Ports, r
     ]  # fmt: skip
 
 
-def _die_with_parent():  # type: ignore[no-untyped-def]  # noqa: ANN202 - a closure for preexec_fn
+def _die_with_parent() -> Callable[[], object]:
     """Ask the kernel to end the server when we end, however that happens (PR_SET_PDEATHSIG is 1, SIGKILL 9)."""
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(1, 9)

@@ -92,7 +92,8 @@ class _Runner:
 
 def _ask(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
     try:
-        return model.run(feeds)
+        outputs: dict[str, Array] = model.run(feeds)
+        return outputs
     except (ValueError, RuntimeError) as error:
         raise VerificationError(str(error)) from error
 
@@ -102,11 +103,12 @@ def _difference(one: Mapping[str, Array], other: Mapping[str, Array], golden: pa
     for name, array in one.items():
         if name not in golden.excluded_names and array.shape != other[name].shape:
             return f"output '{name}' has shape {list(array.shape)} and {list(other[name].shape)}"
-    full = {name for name, array in one.items() if array.size and name in golden.rules}
+    full = [name for name, array in one.items() if array.size and name in golden.rules]
     if not full:
         return ""
-    pick = ({name: array for name, array in side.items() if name in full} for side in (one, other))
-    result = parity.compare_case("", *pick, golden.rules)
+    result = parity.compare_case(
+        "", {name: one[name] for name in full}, {name: other[name] for name in full}, golden.rules
+    )
     return "; ".join(result.reasons)[:500]
 
 
@@ -133,7 +135,9 @@ def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golde
         if executions < inferences:
             return
     if model.max_batch > 1:
-        raise VerificationError(f"Triton merged none of {len(requests)} parallel requests", "is the machine overloaded?")
+        raise VerificationError(
+            f"Triton merged none of {len(requests)} parallel requests", "is the machine overloaded?"
+        )
 
 
 def _agree(alone: Mapping[str, Array], other: Mapping[str, Array], golden: parity.Golden, how: str) -> None:

@@ -14,7 +14,7 @@ scalars as ``[1]``. Requests that the core hands over together are concatenated 
 from __future__ import annotations
 
 import json
-import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,10 +43,10 @@ class TritonPythonModel:
         self._name: str = args["model_name"]
         self._batching: bool = self._config["max_batch_size"] > 0
         file = self._config.get("default_model_filename") or "model.onnx"
-        path = os.path.join(args["model_repository"], args["model_version"], file)
-        if not os.path.exists(path):
+        path = Path(args["model_repository"]) / args["model_version"] / file
+        if not path.exists():
             raise pb.TritonModelException(f"unable to find '{path}' for model instance '{self._name}'")
-        self._session = session(path)
+        self._session = session(str(path))
         self._inputs = {each.name: (each.type, dims(each.shape)) for each in self._session.get_inputs()}
         self._outputs = {each.name: (each.type, dims(each.shape)) for each in self._session.get_outputs()}
         self._check_inputs()
@@ -96,7 +96,7 @@ class TritonPythonModel:
                 f"{text(model_dims)}"
             )
         same = len(model_dims) == len(full) and all(
-            one == other or (one == -1 and not exact) for one, other in zip(model_dims, full)
+            one == other or (one == -1 and not exact) for one, other in zip(model_dims, full, strict=True)
         )
         if not same:
             how = " (an initial batch dimension because max_batch_size > 0)" if self._batching else ""
@@ -118,12 +118,12 @@ class TritonPythonModel:
     def _answer(self, requests: list[Any]) -> list[Any]:
         try:
             feeds, sizes = self._feeds(requests)
-            outputs = dict(zip(self._wanted, self._session.run(self._wanted, feeds)))
+            outputs = dict(zip(self._wanted, self._session.run(self._wanted, feeds), strict=True))
             parts = self._parts(outputs, sizes) if self._batching else [outputs]
-        except Exception as error:  # whatever ONNX Runtime raises is the answer to these requests
+        except Exception as error:  # noqa: BLE001 - whatever ONNX Runtime raises is the answer to these requests
             failed = pb.InferenceResponse(error=pb.TritonError(f"onnx runtime error: {error}"))
             return [failed for _ in requests]
-        return [self._response(request, part) for request, part in zip(requests, parts)]
+        return [self._response(request, part) for request, part in zip(requests, parts, strict=True)]
 
     def _feeds(self, requests: list[Any]) -> tuple[dict[str, Any], list[int]]:
         given = [{each.name(): each.as_numpy() for each in request.inputs()} for request in requests]
@@ -147,23 +147,25 @@ class TritonPythonModel:
                 )
         ends = np.cumsum(sizes)
         return [
-            {name: array[end - size : end] for name, array in outputs.items()} for size, end in zip(sizes, ends)
+            {name: array[end - size : end] for name, array in outputs.items()}
+            for size, end in zip(sizes, ends, strict=True)
         ]
 
-    def _response(self, request: Any, outputs: dict[str, Any]) -> Any:
+    def _response(self, request: Any, outputs: dict[str, Any]) -> Any:  # noqa: ANN401 - of the server
         asked = set(request.requested_output_names())
         tensors = []
-        for name, array in outputs.items():
+        for name, found in outputs.items():
             if name not in asked:
                 continue
+            array = found.reshape(found.shape or (1,))
             if self._outputs[name][0] == "tensor(string)":
-                flat = [each.encode("utf-8") if isinstance(each, str) else each for each in array.ravel()]
+                flat = [str(each).encode("utf-8") for each in array.ravel()]
                 array = np.array(flat, object).reshape(array.shape)
-            tensors.append(pb.Tensor(name, np.ascontiguousarray(array.reshape(array.shape or (1,)))))
+            tensors.append(pb.Tensor(name, np.ascontiguousarray(array)))
         return pb.InferenceResponse(output_tensors=tensors)
 
 
-def session(path: str) -> Any:
+def session(path: str) -> Any:  # noqa: ANN401 - of ONNX Runtime
     """A session of ONNX Runtime, on CPU and quiet.
 
     Raises:
