@@ -32,7 +32,6 @@ PARTS = ("nvidia-pytriton", "numpy", "onnxruntime")
 PYTHONS = ((3, 11), (3, 12))
 """Versions of Python that the kit's stub, numpy and ONNX Runtime all exist for."""
 
-COMPLETE = "complete"
 PIP_SECONDS = 1800.0
 
 
@@ -70,7 +69,8 @@ class Kit:
     @property
     def whole(self) -> bool:
         """Whether everything that is used is there."""
-        return all(path.exists() for path in (self.server, self.python_backend, self.stub, self.libraries))
+        parts = (self.server, self.python_backend, self.stub, self.libraries)
+        return all(path.exists() for path in (*parts, self.folder / "numpy", self.folder / "onnxruntime"))
 
 
 @cache
@@ -173,10 +173,18 @@ def make_kit() -> Kit:
     root = default_cache().root
     if root is None or sys.platform != "linux" or sys.version_info[:2] not in PYTHONS:
         raise ToolchainMissing("the kit can't be made here", "use Linux on x86_64 with Python 3.11 or 3.12")
+    from filelock import FileLock
+
     runtimes = root / "runtimes"
     try:
         runtimes.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=runtimes, prefix="new-", ignore_cleanup_errors=True) as name:
+        with (
+            FileLock(runtimes / "making.lock"),
+            tempfile.TemporaryDirectory(dir=runtimes, prefix="new-", ignore_cleanup_errors=True) as name,
+        ):
+            made = find_kit()
+            if made is not None:  # by another process, while this one waited
+                return made
             stage = Path(name) / "kit"
             _install(stage, Path(name) / "requirements.txt")
             if not Kit(stage).whole:

@@ -56,9 +56,14 @@ def served(bundle: Path) -> Iterator[Runner]:
 
 
 def _info(server: Server, model: Model) -> RuntimeInfo:
-    version, release = model.info["version"], kit.pins()["release"]
-    if server.real_backend:
-        return RuntimeInfo("Triton core + onnxruntime backend", version, "CPU", "runtime")
+    return runtime_info(model.info["version"], server.real_backend)
+
+
+def runtime_info(version: str, real_backend: bool) -> RuntimeInfo:
+    """What ran a bundle, for the verdict: the server's version, and which backend it loaded models with."""
+    release = kit.pins()["release"]
+    if real_backend:
+        return RuntimeInfo(f"Triton core {version} + onnxruntime backend", version, "CPU", "runtime")
     return RuntimeInfo(
         name=f"Triton core {version} + python-hosted onnxruntime",
         version=kit.pins()["onnxruntime"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from packager.targets.triton.kit import find_kit, kit_name, make_kit, missing_pa
 from packager.targets.triton.planning import plan_for
 from packager.targets.triton.repository import dns_label
 from packager.targets.triton.server import SHARED_MEMORY, Server, load_failure, serving, work_folder
+from packager.targets.triton.serving import runtime_info
 from tests.builders import FLOAT, STRING, model, relu, save, value
 
 MISSING = missing_parts(this_host())
@@ -44,7 +46,8 @@ def request(path: Path, precision: str = "fp32", **options) -> PlanRequest:
 
 
 def plan(path: Path, **options) -> Plan:
-    return plan_for(request(path, **options))
+    made: Plan = plan_for(request(path, **options))
+    return made
 
 
 X, Y = '{ name: "x" data_type: TYPE_FP32 dims: [ 3 ] }', '{ name: "y" data_type: TYPE_FP32 dims: [ 3 ] }'
@@ -191,6 +194,30 @@ def test_a_server_leaves_nothing_behind(tmp_path: Path):
     assert not any(str(folder).encode() in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
 
 
+@needs_server
+def test_a_killed_run_takes_its_server_along(tmp_path: Path):
+    home = tmp_path / "repository/m/1"
+    home.mkdir(parents=True)
+    relu(home / "model.onnx")
+    (home.parent / "config.pbtxt").write_text(text())
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from packager.targets.triton.server import serving\n"
+        "with serving(Path(sys.argv[1])) as server:\n    server.load('m')\n"
+        "    print(server.log.parent, flush=True)\n    os.kill(os.getpid(), 9)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "repository")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    folder = Path(done.stdout.strip())
+    assert folder.is_dir(), done.stderr
+    end = time.monotonic() + 20
+    while any(str(folder).encode() in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")):
+        assert time.monotonic() < end, "the server, or its stub, outlives the run"
+        time.sleep(0.1)
+    with work_folder():
+        assert not folder.exists() and not list(SHARED_MEMORY.glob(f"{folder.name}*"))
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -216,6 +243,13 @@ def test_what_a_killed_run_left_is_removed_and_what_is_in_use_is_not(tmp_path: P
         with work_folder() as second:
             assert first.is_dir() and second.is_dir()
     assert list(tmp_path.glob("packager-triton-*")) == []
+
+
+def test_a_space_in_the_temporary_folder_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a space").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a space"))
+    with work_folder() as folder:
+        assert " " not in str(folder)
 
 
 def test_a_configuration_survives_any_name():
@@ -301,11 +335,12 @@ def unary(path: Path, nodes: list[onnx.NodeProto], out: list[int | str | None], 
 
 
 def objection_to(path: Path, precision: str = "fp32") -> str:
-    return objection(path, synthesise(open_model(path)), precision)
+    found: str = objection(path, synthesise(open_model(path)), precision)
+    return found
 
 
 def test_rows_that_influence_each_other_are_found(tmp_path: Path):
-    free = ["n", 3]
+    free: list[int | str | None] = ["n", 3]
     assert objection_to(relu(tmp_path / "relu.onnx")) == ""
     mean = [helper.make_node("ReduceMean", ["x"], ["m"], axes=[0]), helper.make_node("Sub", ["x", "m"], ["y"])]
     assert "answers differently in a batch of 2" in objection_to(unary(tmp_path / "mean.onnx", mean, free))
@@ -342,6 +377,13 @@ def test_the_reason_is_found_in_the_log_where_the_answer_has_none():
         "Poll failed for model directory 'm': bad config"
     )
     assert load_failure("", "") == "it gives no reason"
+
+
+def test_a_verdict_says_which_backend_ran():
+    real, hosted = runtime_info("2.51.0", True), runtime_info("2.51.0", False)
+    assert (real.level, real.reason, real.name) == ("runtime", "", "Triton core 2.51.0 + onnxruntime backend")
+    assert (hosted.level, hosted.version) == ("emulated", "1.19.2")
+    assert hosted.name == "Triton core 2.51.0 + python-hosted onnxruntime" and "stand-in" in hosted.reason
 
 
 def test_names_become_dns_labels():
