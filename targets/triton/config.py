@@ -75,6 +75,33 @@ def _entry(entry: Entry, batching: bool) -> str:
     return f"  {{ name: {c_string(entry.name)} data_type: {entry.data_type} dims: [ {shape} ]{reshape} }}"
 
 
+FIELDS = frozenset(
+    {"name", "backend", "platform", "default_model_filename", "max_batch_size", "input", "output", "instance_group",
+     "version_policy", "dynamic_batching"}
+)  # fmt: skip
+"""What a configuration of a bundle may say. Others can name code: another backend, a library of operators, a Python
+environment."""
+
+
+def safety_objection(text: str) -> str:
+    """Why a configuration that came from somewhere isn't handed to a server; empty where it may be."""
+    from google.protobuf import text_format
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    try:
+        parsed = text_format.Parse(text, ModelConfig())
+    except (text_format.ParseError, ValueError) as error:
+        return f"Triton's schema refuses it: {error}"
+    other = sorted(field.name for field, _ in parsed.ListFields() if field.name not in FIELDS)
+    if other:
+        return f"it sets {', '.join(other)}, which no bundle does"
+    if (parsed.backend or BACKEND, parsed.platform) not in ((BACKEND, ""), (BACKEND, f"{BACKEND}_onnx")):
+        return f"it is for backend '{parsed.backend or parsed.platform}', not for {BACKEND}"
+    if parsed.default_model_filename not in ("", MODEL_FILE):
+        return f"its model file is '{parsed.default_model_filename}', not {MODEL_FILE}"
+    return ""
+
+
 def check_text(text: str, config: Config, place: Path) -> None:
     """Read the file back with Triton's own schema and hold it against what was meant.
 

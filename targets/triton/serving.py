@@ -20,11 +20,16 @@ from packager.goldens import Array
 from packager.room import Runner, RuntimeInfo
 from packager.targets.triton import kit
 from packager.targets.triton.batching import joined
+from packager.targets.triton.config import safety_objection
 from packager.targets.triton.infer import Model, read_description
 from packager.targets.triton.repository import REPOSITORY
 from packager.targets.triton.server import Server, serving
 
+CONFIG = "config.pbtxt"
 PARALLEL = 8
+"""Requests sent at the same time for each instance of the model, up to :data:`MOST`."""
+
+MOST = 64
 ROUNDS = 10
 """How often parallel requests are sent before Triton is said not to merge any: whether two meet is a matter of time."""
 
@@ -43,6 +48,7 @@ def served(bundle: Path) -> Iterator[Runner]:
         golden = parity.read_golden(bundle / "golden")
     except ValueError as error:
         raise VerificationError(str(error), "build the bundle again") from error
+    check_repository(bundle / REPOSITORY, described.name)
     with serving(bundle / REPOSITORY) as server:
         server.load(described.name)
         with ExitStack() as stack:
@@ -53,6 +59,32 @@ def served(bundle: Path) -> Iterator[Runner]:
             runner = _Runner(http, grpc, golden, _info(server, http))
             _check_traffic(server, grpc, described.name, golden)
             yield runner
+
+
+def check_repository(repository: Path, name: str) -> None:
+    """Let nothing through that Triton would run as code: a bundle holds a configuration, models and their data.
+
+    A server looks for the backend's library beside the model first, and a configuration can name code in many ways.
+
+    Raises:
+        VerificationError: the repository has something else; the file is named.
+    """
+    place = f"{REPOSITORY}/{name}"
+    for path in sorted(repository.rglob("*")):
+        inner = path.relative_to(repository).parts
+        code = path.suffix in (".so", ".py", ".pyc", ".gz", ".sh") or ".so." in path.name
+        strange = inner[0] != name or len(inner) > 3 or (len(inner) == 2 and path.is_file() and inner[1] != CONFIG)
+        if path.is_symlink() or code or strange:
+            raise VerificationError(
+                f"{REPOSITORY}/{'/'.join(inner)} has no place in the bundle, and Triton might run it",
+                "fetch the bundle again from where it was built",
+            )
+    file = repository / name / CONFIG
+    if not file.is_file():
+        raise VerificationError(f"{place}/{CONFIG} is missing", "build the bundle again")
+    told = safety_objection(file.read_text(encoding="utf-8", errors="replace"))
+    if told:
+        raise VerificationError(f"{place}/{CONFIG}: {told}", "build the bundle again")
 
 
 def _info(server: Server, model: Model) -> RuntimeInfo:
@@ -123,14 +155,15 @@ def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golde
     Raises:
         VerificationError: an answer differs or fails, or a batching server merges nothing.
     """
-    requests = _requests(golden.cases[0].inputs, golden, model.max_batch > 0)
+    count = min(PARALLEL * _instances(server, name), MOST)
+    requests = _requests(golden, model.max_batch > 0, count)
     alone = [_ask(model, feeds) for feeds in requests]
     if model.max_batch > 1:
         two = _ask(model, joined(requests[:2]))
         for index in range(2):
             row = {output: array[index : index + 1] for output, array in two.items()}
             _agree(alone[index], row, golden, "a batch of 2")
-    for _ in range(ROUNDS if model.max_batch > 1 else 1):
+    for _ in range(ROUNDS if model.max_batch > 1 and count < MOST else 1):
         before = _counts(server, name)
         for one, answer in zip(alone, _in_parallel(model, requests), strict=True):
             _agree(one, answer, golden, "parallel requests")
@@ -154,17 +187,18 @@ def _agree(alone: Mapping[str, Array], other: Mapping[str, Array], golden: parit
         )
 
 
-def _requests(first: Mapping[str, Array], golden: parity.Golden, batching: bool) -> list[Mapping[str, Array]]:
+def _requests(golden: parity.Golden, batching: bool, wanted: int) -> list[Mapping[str, Array]]:
     """Requests of one shape, so that they may be merged: rows where the server batches, else whole cases."""
     if not batching:
-        return [golden.cases[index % len(golden.cases)].inputs for index in range(PARALLEL)]
+        return [golden.cases[index % len(golden.cases)].inputs for index in range(wanted)]
+    first = golden.cases[0].inputs
     shapes = {name: array.shape[1:] for name, array in first.items()}
     rows: list[Mapping[str, Array]] = []
     for case in golden.cases:
         if {name: array.shape[1:] for name, array in case.inputs.items()} == shapes:
             count = min(len(array) for array in case.inputs.values())
             rows += [{name: array[i : i + 1] for name, array in case.inputs.items()} for i in range(count)]
-    return [rows[index % len(rows)] for index in range(PARALLEL)]
+    return [rows[index % len(rows)] for index in range(wanted)]
 
 
 def _in_parallel(model: Model, requests: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
@@ -176,6 +210,12 @@ def _in_parallel(model: Model, requests: Sequence[Mapping[str, Array]]) -> list[
 
     with ThreadPoolExecutor(len(requests)) as pool:
         return list(pool.map(one, requests))
+
+
+def _instances(server: Server, name: str) -> int:
+    """How many copies of the model run."""
+    groups = server.get(f"/v2/models/{quote(name, safe='')}/config").get("instance_group")
+    return sum(int(each.get("count", 1)) for each in groups) if isinstance(groups, list) and groups else 1
 
 
 def _counts(server: Server, name: str) -> tuple[int, int]:

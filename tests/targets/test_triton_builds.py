@@ -254,15 +254,63 @@ def edit(bundle: Path, old: str, new: str) -> None:
         ("dims: [ 2 ]", "dims: [ 4 ]", r"tensor 'y'.*\[-1,4\]"),
         ('name: "x" data_type: TYPE_FP32', 'name: "x" data_type: TYPE_FP16', "datatype TYPE_FP16 for input 'x'"),
         ("versions: [ 1 ]", "versions: [ 9 ]", "version"),
-        ("max_batch_size", "max_batch_sise", "max_batch_sise"),
+        ("max_batch_size", "max_batch_sise", "schema refuses it.*max_batch_sise"),
     ],
 )
 def test_an_edited_configuration_fails_with_tritons_reason(bundle: Path, old: str, new: str, reason: str):
     edit(bundle, old, new)
     result = packager.verify(bundle)
     assert result.exit_code == 6 and result.error is not None
-    assert "Triton can't load model 'dense'" in result.error.message
+    assert ("Triton can't load model 'dense'" in result.error.message) == ("schema" not in reason)
     assert re.search(reason, result.error.message), result.error.message
+
+
+EVIL = """
+from pathlib import Path
+Path({mark!r}).touch()
+class TritonPythonModel:
+    def execute(self, requests): return []
+"""
+
+
+def test_a_bundle_that_brings_code_is_not_served(bundle: Path, tmp_path: Path):
+    mark, home = tmp_path / "ran", bundle / "model_repository/dense"
+    before = (home / "config.pbtxt").read_text()
+    for name in ("1/model.py", "libtriton_onnxruntime.so", "1/libtriton_onnxruntime.so.1"):
+        (home / name).write_text(EVIL.format(mark=str(mark)))
+        reseal(bundle)
+        result = packager.verify(bundle)
+        assert result.exit_code == 6 and result.error is not None
+        assert f"{name} has no place in the bundle" in result.error.message
+        (home / name).unlink()
+    (home / "1/model.onnx").write_text(EVIL.format(mark=str(mark)))
+    for old, new, reason in (
+        ('backend: "onnxruntime"', 'backend: "python"', "backend 'python'"),
+        (
+            "max_batch_size: 8",
+            'max_batch_size: 8 model_operations { op_library_filename: "a" }',
+            "sets model_operations",
+        ),
+        ("max_batch_size: 8", 'max_batch_size: 8 parameters { key: "EXECUTION_ENV_PATH" }', "sets parameters"),
+    ):
+        assert old in before
+        (home / "config.pbtxt").write_text(before.replace(old, new))
+        reseal(bundle)
+        result = packager.verify(bundle)
+        assert result.exit_code == 6 and result.error is not None and reason in result.error.message
+    assert not mark.exists()
+
+
+def test_many_instances_merge_too(tmp_path: Path):
+    relu(tmp_path / "m.onnx")
+    (tmp_path / "packager.toml").write_text(
+        '[model]\npath = "m.onnx"\n[targets.triton]\ninstances = 4\nqueue_delay_us = 0\nmax_batch = 2\n'
+        'preferred_batch_sizes = [2]\ndevice = "auto"\n'
+    )
+    built = passed(tmp_path / "packager.toml", tmp_path / "dist")
+    assert "KIND_AUTO" in config(built) and "preferred_batch_size: [ 2 ]" in config(built)
+    x = np.arange(15, dtype=np.float32).reshape(5, 3)
+    np.testing.assert_array_equal(run(built, {"x": x})["y"], x)
 
 
 def test_a_renamed_version_folder_fails_with_tritons_reason(bundle: Path):
