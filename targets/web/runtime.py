@@ -2,8 +2,8 @@
 
 npm uses its own configuration, so a company's mirror works and no host is named here. The tarball is checked against
 the registry's SHA-512 that ``target.toml`` pins, each file against its own SHA-256. What is cached is what ships:
-scripts named ``.js`` (servers know that type; few know ``.mjs``), without the pointer to a source map that isn't
-shipped, with the licence text that the tarball lacks, and compressed once for all bundles.
+scripts named ``.js`` (servers know that type; few know ``.mjs``) that call one another so, without the pointer to a
+source map that isn't shipped, with the licence text that the tarball lacks, and compressed once for all bundles.
 """
 
 from __future__ import annotations
@@ -31,6 +31,18 @@ SHIPPED = {
     "ort-wasm-simd-threaded.wasm": "ort-wasm-simd-threaded.wasm",
 }
 """Files of the package's ``dist`` folder that ship, and what they are called in the bundle's ``runtime/``."""
+
+EDITS = {
+    "ort.wasm.min.mjs": (
+        (b'"ort.wasm.min.mjs"', b'"ort.wasm.min.js"'),
+        (b'"ort-wasm-simd-threaded.mjs"', b'"ort-wasm-simd-threaded.js"'),
+    ),
+    # Node's own threads aren't used. webpack's minimizer reads a .js asset as a script, where `await` can't stand.
+    "ort-wasm-simd-threaded.mjs": (
+        (b'if(isNode)isPthread=(await import("worker_threads")).workerData==="em-pthread";', b""),
+    ),
+}
+"""What is replaced in scripts as they are shipped: each text must be there exactly once."""
 
 LICENCE = "LICENSE.txt"
 NPM_SECONDS = 600.0
@@ -76,10 +88,10 @@ def _runtimes() -> Path | None:
 
 
 def _recipe() -> str:
-    """What decides the compressed bytes beside the pins."""
+    """What decides the shipped bytes beside the pins."""
     import brotli
 
-    return f"brotli {brotli.__version__} q{BROTLI_QUALITY}"
+    return f"brotli {brotli.__version__} q{BROTLI_QUALITY} {EDITS!r}"
 
 
 def _is_whole(folder: Path) -> bool:
@@ -188,6 +200,10 @@ def _ship(source: Path, pins: Mapping[str, str], licence: str, made: Path) -> No
             )
         if shipped.endswith(".js"):
             data = re.sub(rb"\n?//# sourceMappingURL=\S*\s*$", b"\n", data)
+        for before, after in EDITS.get(name, ()):
+            if data.count(before) != 1:
+                raise BuildError(f"{name}: {before.decode()} is there {data.count(before)} times, not once")
+            data = data.replace(before, after)
         (made / shipped).write_bytes(data)
         compress(made / shipped, data)
     (made / LICENCE).write_text(licence, encoding="utf-8", newline="\n")

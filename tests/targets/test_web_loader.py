@@ -372,7 +372,7 @@ const post = (body) => fetch("/told", { method: "POST", body });
 const done = /passed|failed|First run|can't|isn't|answered|Error/;
 const look = () => done.test(said.textContent) && post(said.textContent);
 new MutationObserver(look).observe(said, { childList: true, characterData: true, subtree: true });
-addEventListener("error", (event) => post(`page: ${event.message}`), true);
+addEventListener("error", (event) => post(`page: ${event.message ?? event.target.outerHTML}`), true);
 addEventListener("unhandledrejection", (event) => post(`page: ${event.reason}`));
 addEventListener("securitypolicyviolation", (event) => post(`CSP: ${event.blockedURI}`));
 """
@@ -448,3 +448,80 @@ def test_the_pages_work_on_any_static_server(folder: Path, tmp_path: Path):
     assert said.startswith("passed: 2 cases in ") and said.endswith("1 thread.")
     said = opened(tmp_path, "some/where/demo/", dict(ISOLATION))
     assert "First run" in said and "1 thread." in said
+
+
+BUNDLERS = {"vite": "7.3.8", "webpack": "5.113.0"}
+APP = """import { load } from "m";
+
+const said = document.querySelector("#said");
+try {
+  const model = await load({ threads: "auto" });
+  const { f_out } = await model.run({ f: [1, 2, 3], i: [1, 2], u: [0, 1], b: [1, 0], h: [1, 2, 3], s: ["", ""], z: 1,
+    w: { data: [1], dims: [1, 1] } });
+  said.textContent = `First run: ${f_out.data.join(" ")}, isolated ${crossOriginIsolated}`;
+} catch (error) {
+  said.textContent = `Error: ${error.message}`;
+}
+"""
+PAGE = '<!doctype html><meta charset="utf-8"><title>app</title><p id="said"></p><script type="module" src="./main.js"></script>'
+VITE = """
+import { build } from "vite";
+await build({ root: process.cwd(), base: "./", logLevel: "error", configFile: false,
+  build: { outDir: "dist", target: "es2022", assetsInlineLimit: 0, modulePreload: { polyfill: false } } });
+"""
+WEBPACK = """
+import webpack from "webpack";
+import { resolve } from "node:path";
+const compiler = webpack({ mode: "production", entry: "./main.js",
+  output: { path: resolve("dist"), filename: "main.js" }, performance: { hints: false } });
+compiler.run((error, stats) => {
+  if (!error && !stats.hasErrors()) return;
+  console.error(error ?? stats.toString({ all: false, errors: true }));
+  process.exitCode = 1;
+});
+"""
+
+
+@pytest.fixture(scope="session")
+def bundlers() -> Path:
+    """A ``node_modules`` with the bundlers, fetched through npm once."""
+    npm = node.find_npm()
+    if npm is None:
+        pytest.skip("needs npm")
+    root = Path(os.environ["PACKAGER_RUNTIME_DIR"])
+    root.mkdir(parents=True, exist_ok=True)
+    pins = [f"{name}@{version}" for name, version in BUNDLERS.items()]
+    ready = root / "-".join(["bundlers", *BUNDLERS.values()])
+    with FileLock(root / "bundlers.lock"):
+        if not ready.is_dir():
+            with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as name:
+                work = Path(name) / "bundlers"
+                work.mkdir()
+                (work / "package.json").write_text('{"private": true}')
+                command = [*npm, "install", "--no-audit", "--no-fund", "--loglevel=error", *pins]
+                subprocess.run(command, cwd=work, capture_output=True, check=True)
+                work.rename(ready)
+    return ready / "node_modules"
+
+
+@needs_browser
+@pytest.mark.parametrize(("bundler", "script"), [("vite", VITE), ("webpack", WEBPACK)])
+def test_the_bundle_is_a_dependency_that_bundlers_take(
+    bundlers: Path, folder: Path, tmp_path: Path, bundler: str, script: str
+):
+    app = tmp_path / "app"
+    (app / "node_modules").mkdir(parents=True)
+    shutil.copytree(folder, app / "node_modules/m")
+    for name in bundlers.iterdir():
+        (app / "node_modules" / name.name).symlink_to(name)
+    (app / "main.js").write_text(APP)
+    (app / "index.html").write_text(PAGE)
+    (app / "build.mjs").write_text(script)
+    (app / "package.json").write_text('{"type": "module", "private": true}')
+    command = [*(node.find_node() or []), "build.mjs"]
+    done = subprocess.run(command, cwd=app, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if not (app / "dist/index.html").exists():  # webpack makes scripts, not pages
+        (app / "dist/index.html").write_text(PAGE)
+    said = opened(app, "dist/", dict(ISOLATION))
+    assert said == "First run: 1 2 3, isolated true"
