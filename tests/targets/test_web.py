@@ -443,9 +443,9 @@ def test_a_runtime_that_is_not_the_pinned_one_is_refused(tmp_path: Path, monkeyp
 def test_a_spoilt_cached_runtime_is_not_used(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     cached = Path(os.environ["PACKAGER_RUNTIME_DIR"])
     monkeypatch.setenv("PACKAGER_RUNTIME_DIR", str(tmp_path / "runtimes"))
-    shutil.copytree(cached, tmp_path / "runtimes")
-    (one,) = [path for path in (tmp_path / "runtimes").iterdir() if not path.name.startswith(".")]
-    (one / "files/ort.wasm.min.js").write_text("alert(1)")
+    for one in cached.glob("onnxruntime-web-*"):
+        made = Path(shutil.copytree(one, tmp_path / "runtimes" / one.name))
+        (made / "files/ort.wasm.min.js").write_text("alert(1)")
     with pytest.raises(ToolchainMissing, match="there is no npm"), monkeypatch.context() as patch:
         patch.setattr("packager.targets.web.runtime.find_npm", lambda: None)
         bundle(relu(tmp_path / "m.onnx"))

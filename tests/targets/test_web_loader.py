@@ -463,7 +463,8 @@ try {
   said.textContent = `Error: ${error.message}`;
 }
 """
-PAGE = '<!doctype html><meta charset="utf-8"><title>app</title><p id="said"></p><script type="module" src="./main.js"></script>'
+PAGE = """<!doctype html><meta charset="utf-8"><title>app</title><p id="said"></p>
+<script type="module" src="./main.js"></script>"""
 VITE = """
 import { build } from "vite";
 await build({ root: process.cwd(), base: "./", logLevel: "error", configFile: false,
