@@ -21,7 +21,7 @@ from packager.bundle import Bundle, open_bundle
 from packager.errors import ToolchainMissing, VerificationError
 from packager.room import Runner, RuntimeInfo
 from packager.targets.web import node
-from packager.targets.web.browser import HOW, Running, browser_command, find_browser, running, scratch
+from packager.targets.web.browser import CHOSEN, HOW, Running, browser_command, find_browser, running, scratch
 from packager.targets.web.server import HARNESS, Channel, Message, Site, serve
 from packager.targets.web.wire_format import decode, encode
 
@@ -38,6 +38,10 @@ TICK = 0.05
 GOLDEN = "golden"
 
 
+class ProgramGone(VerificationError):
+    """The browser or Node ended by itself."""
+
+
 @dataclass(frozen=True)
 class Page:
     """One page that has loaded the bundle."""
@@ -52,7 +56,7 @@ def run_bundle(folder: Path) -> Iterator[Runner]:
     """Load the bundle and give what runs it.
 
     Raises:
-        ToolchainMissing: there is neither a browser nor Node.
+        ToolchainMissing: there is neither a browser nor Node, or it ends before it has loaded the page.
         VerificationError: a page can't load it; the browser's or the loader's own message is given.
     """
     bundle = open_bundle(folder)
@@ -90,7 +94,11 @@ def _module(bundle: Bundle) -> str:
 
 
 def _greeted(channel: Channel, program: Running, limit: float) -> Page:
-    message = _heard(channel, program, limit)
+    try:
+        message = _heard(channel, program, limit)
+    except ProgramGone as gone:
+        hint = f"{HOW}; {CHOSEN}= (empty) lets Node stand in"
+        raise ToolchainMissing(f"what runs the bundle doesn't run here: {gone.message}", hint) from gone
     if message.kind != "hello":
         raise VerificationError(f"the page can't load the bundle: {_text(message)}", "build the bundle again")
     host = json.loads(message.body)
@@ -107,7 +115,8 @@ def _heard(channel: Channel, program: Running, limit: float | None) -> Message:
     """What the page says next; without a limit, the engine's own holds.
 
     Raises:
-        VerificationError: its program ended, or it said nothing for too long.
+        ProgramGone: its program ended.
+        VerificationError: it said nothing for too long.
     """
     started = time.monotonic()
     while True:
@@ -115,7 +124,7 @@ def _heard(channel: Channel, program: Running, limit: float | None) -> Message:
             return channel.said.get(timeout=TICK)
         ended = program.ended()
         if ended is not None and channel.said.empty():
-            raise VerificationError(f"the {channel.name} page's program is gone: {ended}", HOW)
+            raise ProgramGone(f"the {channel.name} page's program is gone: {ended}", "is there enough memory?")
         if limit is not None and time.monotonic() - started > limit:
             raise VerificationError(f"the {channel.name} page said nothing for {limit:.0f} s", "is the machine busy?")
 

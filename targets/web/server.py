@@ -123,6 +123,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(200, json.dumps(settings).encode(), "application/json", channel)
         if what == "next":
             return self._next(channel)
+        if what == "alive":
+            return self._alive(channel)
         folder, _, path = what.partition("/")
         if folder == "page" and "/" not in path and (HARNESS / path).is_file() and path:
             return self._file(HARNESS / path, channel)
@@ -159,6 +161,17 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(410, b"", "", channel)
         return self._answer(200, case, "application/octet-stream", channel)
 
+    def _alive(self, channel: Channel) -> None:
+        """A response that lasts as long as the page: when nobody takes it any more, the page has crashed."""
+        self.close_connection = True
+        try:
+            self._head(200, None, "text/plain", channel)
+            while not channel.closed.wait(1.0):
+                self.wfile.write(b".")
+        except ConnectionError:
+            if not channel.closed.is_set():
+                channel.said.put(Message("error", b"the page is gone: its process crashed, or was out of memory"))
+
     def _file(self, path: Path, channel: Channel, name: str | None = None) -> None:
         state = hashlib.sha256()
         with path.open("rb") as stream:
@@ -175,9 +188,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._head(status, len(body), kind, channel)
             self.wfile.write(body)
 
-    def _head(self, status: int, size: int, kind: str, channel: Channel | None) -> None:
+    def _head(self, status: int, size: int | None, kind: str, channel: Channel | None) -> None:
         self.send_response(status)
-        if status != 204:
+        if status != 204 and size is not None:
             self.send_header("Content-Length", str(size))
         if kind:
             self.send_header("Content-Type", kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -338,9 +339,35 @@ def test_a_browser_that_dies_is_an_error_with_its_last_words(small: Path, own_te
     fake.write_text("#!/bin/sh\necho no display here >&2\nexit 7\n")
     fake.chmod(0o755)
     monkeypatch.setenv(browser.CHOSEN, str(fake))
-    with pytest.raises(VerificationError, match=r"status 7\n  \| no display here"), room.runner(small):
+    with pytest.raises(ToolchainMissing, match=r"status 7\n  \| no display here"), room.runner(small):
         pass
     assert list(own_temp.iterdir()) == []
+
+
+@needs_browser
+def test_a_page_that_crashes_is_noticed_within_seconds(small: Path, own_temp: Path):
+    """As where a model doesn't fit into memory: the tab's process is gone, the browser's isn't."""
+    with room.runner(small) as runner:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                line = path.read_bytes().decode(errors="replace")
+                if "--type=renderer" in line and f"{own_temp}/packager-web-" in line:
+                    os.kill(int(path.parent.name), 9)
+        started = time.monotonic()
+        with pytest.raises(VerificationError, match="the page is gone"):
+            runner.run({"x": np.zeros((1, 3), np.float32)})
+        assert time.monotonic() - started < 10
+    assert running_programs(own_temp) == [] and list(own_temp.iterdir()) == []
+
+
+@needs_browser
+def test_a_page_that_hangs_ends_at_the_time_limit(harmed: Path, own_temp: Path, monkeypatch: pytest.MonkeyPatch):
+    (harmed / "m.js").write_text("export const load = () => new Promise(() => {});")
+    reseal(harmed, plan_of(harmed / "model.onnx"))
+    monkeypatch.setattr("packager.targets.web.running.GREETING_SECONDS", 2.0)
+    with pytest.raises(VerificationError, match="plain page said nothing for 4 s"), room.runner(harmed):
+        pass
+    assert running_programs(own_temp) == [] and list(own_temp.iterdir()) == []
 
 
 HANGING = """

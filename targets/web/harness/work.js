@@ -37,6 +37,7 @@ export function encode(outputs) {
 }
 
 export async function work(server, bundle, settings, host) {
+  fetch(`${server}alive`).then(({ body }) => body.pipeTo(new WritableStream())).catch(() => {});
   const post = (what, body) => fetch(server + what, { method: "POST", body });
   const model = await bundle.load({ threads: settings.threads });
   await post("hello", JSON.stringify({ ...host, threads: model.threads, signature: model.signature }));
