@@ -38,8 +38,8 @@ TICK = 0.05
 GOLDEN = "golden"
 
 
-class ProgramGone(VerificationError):
-    """The browser or Node ended by itself."""
+class ProgramGone(Exception):
+    """The browser or Node ended by itself. Never leaves this module."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _greeted(channel: Channel, program: Running, limit: float) -> Page:
         message = _heard(channel, program, limit)
     except ProgramGone as gone:
         hint = f"{HOW}; {CHOSEN}= (empty) lets Node stand in"
-        raise ToolchainMissing(f"what runs the bundle doesn't run here: {gone.message}", hint) from gone
+        raise ToolchainMissing(f"what runs the bundle doesn't run here: {gone}", hint) from gone
     if message.kind != "hello":
         raise VerificationError(f"the page can't load the bundle: {_text(message)}", "build the bundle again")
     host = json.loads(message.body)
@@ -124,7 +124,7 @@ def _heard(channel: Channel, program: Running, limit: float | None) -> Message:
             return channel.said.get(timeout=TICK)
         ended = program.ended()
         if ended is not None and channel.said.empty():
-            raise ProgramGone(f"the {channel.name} page's program is gone: {ended}", "is there enough memory?")
+            raise ProgramGone(f"the {channel.name} page's program is gone: {ended}")
         if limit is not None and time.monotonic() - started > limit:
             raise VerificationError(f"the {channel.name} page said nothing for {limit:.0f} s", "is the machine busy?")
 
@@ -185,7 +185,10 @@ class _Runner:
         return answers[0]
 
     def _answer(self, page: Page) -> dict[str, np.ndarray]:
-        said = _heard(page.channel, page.program, None)
+        try:
+            said = _heard(page.channel, page.program, None)
+        except ProgramGone as gone:
+            raise VerificationError(str(gone), "is there enough memory?") from gone
         if said.kind != "result":
             raise VerificationError(f"the {page.channel.name} page: {_text(said)}")
         outputs: dict[str, np.ndarray] = decode(said.body, self._bundle.signature)
