@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import gzip
 import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import brotli
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -465,6 +471,44 @@ def test_a_runtime_that_is_not_the_pinned_one_is_refused(tmp_path: Path, monkeyp
     with pytest.raises(BuildError, match=r"ort\.wasm\.min\.mjs is not that of onnxruntime-web 1\.30\.0"):
         bundle(relu(tmp_path / "c.onnx"), runtime_dir=str(given))
     assert not (tmp_path / "none").exists()
+
+
+def a_package(folder: Path) -> dict[str, str]:
+    """A tarball like the runtime's, with small files; gives the pins that fit it."""
+    folder.mkdir()
+    files = {
+        name: b"/* a script */ " + b" ".join(before for before, _ in runtime.EDITS.get(name, ())) + b" done"
+        for name in runtime.SHIPPED
+    }
+    files["ort.wasm.min.mjs"] += b"\n//# sourceMappingURL=ort.wasm.min.mjs.map\n"
+    tarball = folder / "made-1.2.3.tgz"
+    with tarfile.open(tarball, "w:gz") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(f"package/dist/{name}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    digest = base64.b64encode(hashlib.sha512(tarball.read_bytes()).digest()).decode()
+    pins = {"package": "made", "version": "1.2.3", "integrity": f"sha512-{digest}"}
+    return pins | {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def test_a_runtime_is_taken_from_a_folder_checked_edited_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PACKAGER_RUNTIME_DIR", str(tmp_path / "kept"))
+    monkeypatch.setattr("packager.targets.web.runtime.find_npm", lambda: None)
+    pins = a_package(tmp_path / "given")
+    with ThreadPoolExecutor(4) as pool:  # builds that run at once all get the whole of it
+        wanted = [tmp_path / f"out{at}" for at in range(4)]
+        list(pool.map(lambda out: runtime.place_runtime(pins, "licence", str(tmp_path / "given"), out), wanted))
+    runtime.place_runtime(pins, "licence", "", tmp_path / "later")  # out of the cache: there is no npm
+    for out in (*wanted, tmp_path / "later"):
+        script = (out / "ort.wasm.min.js").read_bytes()
+        assert script == b'/* a script */ "ort.wasm.min.js" "ort-wasm-simd-threaded.js" done\n'
+        assert gzip.decompress((out / "ort.wasm.min.js.gz").read_bytes()) == script
+        assert brotli.decompress((out / "ort.wasm.min.js.br").read_bytes()) == script
+        assert (out / "LICENSE.txt").read_text() == "licence"
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+    with pytest.raises(BuildError, match=r"ort\.wasm\.min\.mjs is not that of made 1\.2\.3"):
+        runtime.place_runtime(pins | {"ort.wasm.min.mjs": "0"}, "licence", str(tmp_path / "given"), tmp_path / "wrong")
 
 
 def test_a_spoilt_cached_runtime_is_not_used(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
