@@ -32,6 +32,15 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class WarmUp:
+    """One input of the request that warms the model up: its dims as they travel, and the file of its bytes."""
+
+    entry: Entry
+    dims: tuple[int, ...]
+    file: str
+
+
+@dataclass(frozen=True)
 class Config:
     """A model's configuration. ``max_batch`` 0 is no batching; ``why`` says in one line why it is what it is."""
 
@@ -41,6 +50,7 @@ class Config:
     max_batch: int
     why: str
     options: Options
+    warm_up: tuple[WarmUp, ...] = ()
 
 
 def config_text(config: Config) -> str:
@@ -64,6 +74,13 @@ def config_text(config: Config) -> str:
         lines.append("dynamic_batching {")
         lines += [f"  preferred_batch_size: [ {preferred} ]"] if preferred else []
         lines += [f"  max_queue_delay_microseconds: {options.queue_delay_us}", "}"]
+    if config.warm_up:
+        lines.append('model_warmup [\n  {\n    name: "golden"\n    batch_size: 1')
+        for each in config.warm_up:
+            value = f"data_type: {each.entry.data_type} dims: [ {', '.join(map(str, each.dims))} ]"
+            file = f"input_data_file: {c_string(each.file)}"
+            lines.append(f"    inputs {{ key: {c_string(each.entry.name)} value {{ {value} {file} }} }}")
+        lines.append("  }\n]")
     return "\n".join(lines) + "\n"
 
 
@@ -77,7 +94,7 @@ def _entry(entry: Entry, batching: bool) -> str:
 
 FIELDS = frozenset(
     {"name", "backend", "platform", "default_model_filename", "max_batch_size", "input", "output", "instance_group",
-     "version_policy", "dynamic_batching"}
+     "version_policy", "dynamic_batching", "model_warmup"}
 )  # fmt: skip
 """What a configuration of a bundle may say. Others can name code: another backend, a library of operators, a Python
 environment."""

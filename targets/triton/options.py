@@ -33,4 +33,7 @@ class Options(RoomOptions):
     device: Literal["cpu", "auto"] = Field(
         "cpu", description="where the server runs the model: on CPU, or on a GPU where it has one (KIND_AUTO)"
     )
+    warm_up: bool = Field(
+        False, description="let Triton run the first golden case on every instance before it says the model is ready"
+    )
     model_version: int = Field(1, ge=1, le=2**31 - 1, description="the version's folder in the repository")

@@ -150,6 +150,7 @@ def _steps(request: PlanRequest, options: Options, batch: int) -> tuple[Step, ..
         steps.append(Step("Proving that requests can be batched", (("max batch size", size),)))
     else:
         steps.append(Step("Configuring for full shapes", (("max batch size", "0"),)))
-    running = (("instances", str(options.instances)), ("device", options.device))
-    steps.append(Step("Adding client, manifests and measurement", running))
+    running = [("instances", str(options.instances)), ("device", options.device)]
+    running += [("warm-up", "the first golden case")] if options.warm_up else []
+    steps.append(Step("Adding client, manifests and measurement", tuple(running)))
     return tuple(steps)

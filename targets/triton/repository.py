@@ -8,7 +8,10 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from packager.errors import BuildError, StorageError
 from packager.files import clone_file, write_text
@@ -18,7 +21,7 @@ from packager.render import render
 from packager.room import Plan, Stage, kind_named
 from packager.targets.triton import infer
 from packager.targets.triton.batching import objection
-from packager.targets.triton.config import DTYPES, MODEL_FILE, Config, Entry, check_text, config_text
+from packager.targets.triton.config import DTYPES, MODEL_FILE, Config, Entry, WarmUp, check_text, config_text
 from packager.targets.triton.options import Options
 from packager.targets.triton.planning import batching
 
@@ -42,6 +45,9 @@ def build_repository(plan: Plan, stage: Stage) -> None:
         folder.mkdir(parents=True)
         place_model(stage, folder / MODEL_FILE)
         config = configure(plan, stage, folder / MODEL_FILE, options)
+        first = stage.goldens.cases[0].inputs
+        if options.warm_up and all(array.size for array in first.values()):  # a warm-up can't have dims of 0
+            config = warmed_up(config, first, home)
         text = config_text(config)
         check_text(text, config, Path(f"{REPOSITORY}/{plan.name}/config.pbtxt"))
         write_text(home / "config.pbtxt", text)
@@ -122,6 +128,29 @@ def entries(model: Path, signature: Signature) -> tuple[tuple[Entry, ...], tuple
     return sides[0], sides[1]
 
 
+def warmed_up(config: Config, inputs: Mapping[str, Array], home: Path) -> Config:
+    """The configuration with the first golden case, or its first row, as a warm-up, whose bytes are put in ``home``."""
+    from tritonclient.utils import serialize_byte_tensor
+
+    folder, found = home / "warmup", []
+    folder.mkdir()
+    for index, entry in enumerate(config.inputs):
+        row = sent_row(inputs[entry.name], config)
+        data = row.tobytes()
+        if row.dtype == object:
+            flat = np.array([str(each).encode("utf-8") for each in row.ravel()], object)
+            data = b"".join(serialize_byte_tensor(flat).ravel()) if row.size else b""
+        (folder / f"input-{index}").write_bytes(data)
+        found.append(WarmUp(entry, row.shape, f"input-{index}"))
+    return replace(config, warm_up=tuple(found))
+
+
+def sent_row(array: Array, config: Config) -> Array:
+    """A case's array as one request sends it, without the batch dim: Triton has no empty shapes."""
+    row = array[0] if config.max_batch else array
+    return np.ascontiguousarray(np.asarray(row, array.dtype).reshape(np.shape(row) or (1,)))
+
+
 def write_deployment(plan: Plan, stage: Stage, config: Config) -> None:
     """``compose.yaml``, ``kubernetes.yaml`` and ``perf.sh`` with its data."""
     kind = kind_named("triton")
@@ -150,7 +179,7 @@ def perf_data(inputs: Mapping[str, Array], config: Config) -> str | None:
     step = {}
     for entry in config.inputs:
         array = inputs[entry.name]
-        row = array[:1].reshape(array.shape[1:] or (1,)) if config.max_batch else array.reshape(array.shape or (1,))
+        row = sent_row(array, config)
         if dtype_name(row) == "bool":
             row = row.astype("uint8")
         content = [str(each) for each in row.ravel()] if dtype_name(row) == "string" else row.ravel().tolist()

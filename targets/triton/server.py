@@ -90,9 +90,23 @@ class Server:
         answer: dict[str, object] = json.loads(body)
         return answer
 
-    def _ask(self, path: str, data: bytes | None, seconds: float = 30.0) -> tuple[int, str]:
+    def inferences_by_metrics(self, model: str) -> int:
+        """What the metrics a monitoring system reads count for a model.
+
+        Raises:
+            VerificationError: they have no such count.
+        """
+        status, body = self._ask("/metrics", None, at=f"http://127.0.0.1:{self.ports.metrics}")
+        found = re.findall(
+            rf'^nv_inference_count{{[^}}\n]*model="{re.escape(model)}"[^}}\n]*}} (\d+)', body, re.MULTILINE
+        )
+        if status != 200 or not found:
+            raise VerificationError(f"Triton's metrics have no nv_inference_count of model '{model}'")
+        return sum(int(each) for each in found)
+
+    def _ask(self, path: str, data: bytes | None, seconds: float = 30.0, at: str = "") -> tuple[int, str]:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        request = urllib.request.Request(self.http + path, data=data)  # noqa: S310 - our own loopback server
+        request = urllib.request.Request((at or self.http) + path, data=data)  # noqa: S310 - our own loopback server
         try:
             with opener.open(request, timeout=seconds) as answer:
                 return answer.status, answer.read().decode("utf-8", "replace")

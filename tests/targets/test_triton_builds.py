@@ -301,6 +301,22 @@ def test_a_bundle_that_brings_code_is_not_served(bundle: Path, tmp_path: Path):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("dims", [("n", 3), ("n",), (2, 3)], ids=str)
+def test_a_model_is_warmed_up_by_a_golden_case(tmp_path: Path, dims: tuple[int | str, ...]):
+    every_dtype(tmp_path / "m.onnx", dims, list(DTYPES))
+    (tmp_path / "packager.toml").write_text('[model]\npath = "m.onnx"\n[targets.triton]\nwarm_up = true\n')
+    built = passed(tmp_path / "packager.toml", tmp_path / "dist")
+    assert len(list((built / "model_repository/m/warmup").iterdir())) == len(DTYPES)
+    with serving(built / "model_repository") as server:
+        server.load("m")
+        assert "failed to run warmup" not in server.log.read_text()
+    (built / "model_repository/m/warmup/input-0").write_bytes(b"odd")
+    reseal(built)
+    result = packager.verify(built)
+    assert result.exit_code == 6 and result.error is not None
+    assert "warmup setting expects" in result.error.message
+
+
 def test_many_instances_merge_too(tmp_path: Path):
     relu(tmp_path / "m.onnx")
     (tmp_path / "packager.toml").write_text(
