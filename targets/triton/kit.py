@@ -1,9 +1,9 @@
 """The kit: a real Triton server and what hosts ONNX Runtime in it, without a container.
 
-The PyPI wheel of ``nvidia-pytriton`` carries ``tritonserver`` and its python backend. With ONNX Runtime of the very
-version the release is built with, and a numpy that the python backend can use, it is installed into a folder of its
-own, by digest, never into packager's environment. ``python -m packager.targets.triton.kit`` makes it (pip, as the user
-has it configured); a build never does. ``PACKAGER_TRITON_KIT`` names one made elsewhere.
+The PyPI wheel of ``nvidia-pytriton`` carries ``tritonserver`` and its python backend. With an ONNX Runtime of the
+release's age, and a numpy that the python backend can use, it is installed into a folder of its own, by digest, never
+into packager's environment. ``python -m packager.targets.triton.kit`` makes it (pip, as the user has it configured);
+a build never does. ``PACKAGER_TRITON_KIT`` names one made elsewhere.
 """
 
 from __future__ import annotations

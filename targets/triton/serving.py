@@ -101,8 +101,8 @@ def runtime_info(version: str, real_backend: bool) -> RuntimeInfo:
         version=kit.pins()["onnxruntime"],
         device="CPU",
         level="emulated",
-        reason=f"the server of release {release} loaded and served the repository, and the release's own ONNX Runtime "
-        f"ran the model, but hosted by a stand-in for the C++ onnxruntime backend",
+        reason=f"the server of release {release} loaded and served the repository, but ONNX Runtime ran the model in a "
+        f"python-hosted stand-in for the C++ onnxruntime backend",
         details=(("server", version), ("protocols", "HTTP and gRPC")),
     )
 
