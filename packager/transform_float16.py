@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -53,15 +53,11 @@ class _Half:
     make) to leave in float32, ``keep_types`` operators. ``search`` runs the golden cases to find what else must stay.
     """
 
+    name: ClassVar[Half]
     keep_io: bool = True
     keep: tuple[str, ...] = ()
     keep_types: tuple[str, ...] = DEFAULT
     search: bool = True
-
-    @property
-    def name(self) -> Half:
-        """``fp16`` or ``bf16``."""
-        raise NotImplementedError
 
     def step(self) -> Step:
         """The line of the plan."""
@@ -119,20 +115,14 @@ class _Half:
 class Float16(_Half):
     """float16: half the bytes, 11 bits of significand, numbers up to 65504."""
 
-    @property
-    def name(self) -> Half:
-        """``fp16``."""
-        return "fp16"
+    name: ClassVar[Half] = "fp16"
 
 
 @dataclass(frozen=True)
 class BFloat16(_Half):
     """bfloat16: half the bytes, 8 bits of significand, the range of float32."""
 
-    @property
-    def name(self) -> Half:
-        """``bf16``."""
-        return "bf16"
+    name: ClassVar[Half] = "bf16"
 
 
 def _low(half: Half) -> ir.DataType:
