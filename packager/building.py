@@ -14,15 +14,15 @@ from packager import child, golden_store
 from packager.bundle import VERDICT, Bundle, seal
 from packager.diagnosis import TIE_BREAK_SECONDS, SettleJob, settle
 from packager.errors import GoldenError, PackagerError
-from packager.files import clone_file, remove_tree, storage_errors, to_json, write_text
+from packager.files import remove_tree, storage_errors, to_json, write_text
 from packager.goldens import GoldenCase, GoldenSet
 from packager.goldens_ready import Answered
 from packager.manifest import Target
 from packager.planning import Source, inputs_digest, judge_target, plan_target, tool_versions
 from packager.readme import write_readme
-from packager.render import common_templates
-from packager.room import Plan, Stage, kind_named, package_folder
+from packager.room import Plan, Stage, kind_named
 from packager.run import Run, answered
+from packager.selfcheck import add_selfcheck
 from packager.verdict import Verdict, unverified
 from packager.verifying import GOLDEN, VerifyJob, execute
 
@@ -172,13 +172,6 @@ def _fitting(goldens: GoldenSet, plan: Plan, target: Target) -> GoldenSet:
             "give golden cases of that size, or leave [golden] path out to have some synthesised",
         )
     return GoldenSet(fitting)
-
-
-def add_selfcheck(folder: Path) -> None:
-    """Copy the comparator and the self-check script beside the bundle's own ``infer.py``, if it has one."""
-    if (folder / "infer.py").exists():
-        clone_file(package_folder("packager") / "parity.py", folder / "parity.py")
-        clone_file(common_templates() / "verify.py", folder / "verify.py")
 
 
 def _stamp_verdict(folder: Path, verdict: Verdict, bundle: Bundle) -> None:

@@ -32,6 +32,7 @@ COMMON_ROLES = {
     "README.md": "documentation",
     "verify.py": "self-check",
     "parity.py": "self-check",
+    "feeds.py": "loader",
 }
 """Roles of the files the engine adds; a room's ``target.toml`` adds its own under ``[roles]``."""
 

@@ -18,6 +18,7 @@ from packager.files import storage_errors
 from packager.goldens import GoldenCase, GoldenSet
 from packager.goldens_ready import Answered, Ready
 from packager.host import this_host
+from packager.limits import check_precision
 from packager.manifest import Target
 from packager.model import Model
 from packager.policy import Judging, judged_precision, judging
@@ -94,6 +95,7 @@ def plan_target(run: Run, target: Target, source: Source) -> Plan:
         options=target.options,
         facts=kind.facts,
     )
+    check_precision(kind.facts, target.precision)
     plan = kind.load().plan(request)
     if source.dialected is None:
         return plan

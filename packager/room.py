@@ -147,6 +147,36 @@ class PlanRequest:
     options: RoomOptions
     facts: TargetFacts
 
+    def plan(
+        self,
+        signature: Signature,
+        steps: tuple[Step, ...],
+        notes: tuple[str, ...] = (),
+        options: RoomOptions | None = None,
+    ) -> Plan:
+        """The plan for this request: what the room decided, with what was asked.
+
+        Args:
+            signature: what the bundle will take and give, shapes pinned.
+            steps: what building will do.
+            notes: what the user should know.
+            options: the room's, where they aren't simply those of the request.
+        """
+        return Plan(
+            target=self.target,
+            kind=self.kind,
+            name=self.name,
+            version=self.version,
+            model_digest=self.model.digest,
+            opset=self.model.opset,
+            precision=self.precision,
+            shapes=self.shapes,
+            signature=signature,
+            steps=steps,
+            options=(options or self.options).model_dump_json(),
+            notes=notes,
+        )
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tomllib
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -191,11 +190,6 @@ def test_a_plan_says_what_was_asked_for(kind: Kind, dense: Path):
     assert [spec.name for spec in plan.signature.outputs] == ["score"]
     assert plan.steps and all(step.title.split()[0].endswith("ing") for step in plan.steps), "titles are gerunds"
     assert kind.load().Options.model_validate_json(plan.options) == request.options
-
-
-def test_a_precision_that_is_not_allowed_is_refused(kind: Kind, dense: Path):
-    with pytest.raises(Refused):
-        kind.load().plan(replace(request_for(kind, dense), precision="fp0"))
 
 
 def test_the_plan_as_printed_is_the_snapshot(kind: Kind, dense: Path):

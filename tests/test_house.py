@@ -122,6 +122,7 @@ def test_the_engine_does_not_print():
     found = [
         f"{relative(path)}:{node.lineno}"
         for path in ENGINE
+        if path.stem != "feeds"  # it ships: the command line of every bundle's infer.py
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]

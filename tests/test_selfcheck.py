@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from packager import golden_store, parity
+from packager.errors import InternalError
 from packager.goldens import GoldenCase, GoldenSet
 from packager.parity import OutputRule, Tolerance
+from packager.selfcheck import ship_loader
 
 ROOT = Path(parity.__file__).parent.parent
 
@@ -231,3 +233,19 @@ def test_the_verdict_goes_where_it_is_asked_for_and_never_over_the_bundle(bundle
     assert "give --out another place" in said
     assert (bundle / "weights.txt").exists()
     assert check(bundle, "--out", str(bundle.parent / "no" / "such" / "folder.json"))[0] == 2
+
+
+def test_a_loader_ships_with_what_it_uses_and_nothing_else_of_packager(tmp_path):
+    source = tmp_path / "source.py"
+    source.write_text("from packager.feeds import Array\n", encoding="utf-8")
+    ship_loader(source, tmp_path)
+    assert (tmp_path / "infer.py").read_text("utf-8") == "from feeds import Array\n"
+    assert (tmp_path / "feeds.py").read_bytes() == (ROOT / "packager" / "feeds.py").read_bytes()
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    source.write_text("import numpy\n", encoding="utf-8")
+    ship_loader(source, plain)
+    assert [file.name for file in plain.iterdir()] == ["infer.py"]
+    source.write_text("from packager.model import Model\n", encoding="utf-8")
+    with pytest.raises(InternalError, match=r"may import nothing of packager but packager\.feeds"):
+        ship_loader(source, plain)

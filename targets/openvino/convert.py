@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from packager.errors import BuildError, StorageError
 from packager.graph import Dim, Node, Structure, format_dims
 from packager.model import Model, Signature, TensorSpec, open_model
 from packager.room import Plan, Stage
+from packager.selfcheck import ship_loader
 from packager.targets.openvino import infer
 from packager.targets.openvino.hazards import rewrites
 from packager.targets.openvino.restore import element_type, restore_names
@@ -25,7 +25,7 @@ from packager.targets.openvino.restore import element_type, restore_names
 if TYPE_CHECKING:
     import openvino
 
-XML, BIN, LOADER = "model.xml", "model.bin", "infer.py"
+XML, BIN = "model.xml", "model.bin"
 
 FILE_READER_GAP = "get_attribute is not implemented for this FrontEnd class"
 """OpenVINO's reader of files can't expand some operators (losses with ``ignore_index``); its reader of memory can."""
@@ -51,10 +51,7 @@ def convert(plan: Plan, stage: Stage) -> None:
         raise StorageError(f"OpenVINO can't save the model: {plain(str(error))}", "is the disk full?") from error
     del made  # and with it the map of the weights
     check_saved(stage.folder, plan.signature)
-    try:
-        shutil.copyfile(Path(infer.__file__), stage.folder / LOADER)
-    except OSError as error:
-        raise StorageError(f"{stage.folder / LOADER} can't be written: {error.strerror}") from error
+    ship_loader(Path(infer.__file__), stage.folder)
 
 
 def _source(model: Model) -> tuple[str | io.BytesIO, Structure]:

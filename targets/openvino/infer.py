@@ -1,6 +1,6 @@
 """Run the OpenVINO model of this folder: named numpy arrays in, named numpy arrays out.
 
-Needs numpy and openvino, nothing else. From Python::
+Needs numpy and openvino, and ``feeds.py`` beside it. From Python::
 
     from infer import Model
 
@@ -15,18 +15,15 @@ beside ``model.xml`` and ``model.bin``. OpenVINO's usage reporting is switched o
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.generic]
+from packager.feeds import Array, Tensor, checked, read_description, run_file
 
 PRECISIONS = ("f32", "bf16", "f16")
 """Values of OpenVINO's ``INFERENCE_PRECISION_HINT`` that are offered here."""
@@ -60,58 +57,6 @@ def load_openvino() -> ModuleType:
     return module
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """One input or output: exact name, dtype name and dims (a size, the name of a free one, or ``None``)."""
-
-    name: str
-    dtype: str
-    dims: tuple[int | str | None, ...] | None
-
-    def __str__(self) -> str:
-        dims = "..." if self.dims is None else ", ".join("?" if dim is None else str(dim) for dim in self.dims)
-        return f"{self.dtype}[{dims}]"
-
-
-@dataclass(frozen=True)
-class Description:
-    """What ``bundle.json`` says of the model."""
-
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    inference_precision: str
-    dynamic_quantization: bool
-
-
-def read_description(folder: Path) -> Description:
-    """Read ``bundle.json`` of a bundle.
-
-    Raises:
-        ValueError: it is missing or malformed.
-    """
-    file = folder / "bundle.json"
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        options = json.loads(data.get("plan", {}).get("options", "{}"))
-        listed = [
-            tuple(
-                Tensor(entry["name"], entry["dtype"], None if entry["dims"] is None else tuple(entry["dims"]))
-                for entry in data["signature"][part]
-            )
-            for part in ("inputs", "outputs")
-        ]
-        return Description(
-            listed[0],
-            listed[1],
-            options.get("inference_precision", "f32"),
-            bool(options.get("dynamic_quantization", False)),
-        )
-    except FileNotFoundError as error:
-        raise ValueError(f"{file} is missing; keep the files of the bundle together") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is malformed: {error!r}; unpack the bundle again") from error
-
-
 class Model:
     """The compiled model. One instance may be shared by threads: runs are serialised.
 
@@ -133,7 +78,8 @@ class Model:
     def __init__(self, folder: str | Path, device: str = "CPU", inference_precision: str | None = None) -> None:
         folder = Path(folder)
         description = read_description(folder)
-        precision = inference_precision or description.inference_precision
+        precision = inference_precision or description.options.get("inference_precision", "f32")
+        quantised = bool(description.options.get("dynamic_quantization", False))
         if precision not in PRECISIONS:
             raise ValueError(f"inference precision '{precision}' is unknown; choose one of {', '.join(PRECISIONS)}")
         for name in ("model.xml", "model.bin"):
@@ -145,7 +91,7 @@ class Model:
         model = core.read_model(folder / "model.xml", folder / "model.bin")
         config: dict[str, object] = {"INFERENCE_PRECISION_HINT": precision}
         # Where weights are int8, OpenVINO quantises activations too, unless the group size is 0.
-        if not description.dynamic_quantization and GROUP_SIZE in core.get_property(device, "SUPPORTED_PROPERTIES"):
+        if not quantised and GROUP_SIZE in core.get_property(device, "SUPPORTED_PROPERTIES"):
             config[GROUP_SIZE] = 0
         self._compiled = core.compile_model(model, device, config)
         self._inputs = [self._port(tensor, "input") for tensor in self.inputs]
@@ -158,7 +104,7 @@ class Model:
             "version": str(self._openvino.__version__),
             "device": device,
             "inference_precision": used.to_string() if hasattr(used, "to_string") else str(used),
-            "dynamic_quantization": "on" if description.dynamic_quantization else "off",
+            "dynamic_quantization": "on" if quantised else "off",
         }
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -174,10 +120,11 @@ class Model:
         Raises:
             ValueError: a name, dtype, rank or size is not the model's, or values are beyond what OpenVINO computes.
         """
-        self._check_names(feeds)
-        arrays = [self._checked(tensor, feeds[tensor.name]) for tensor in self.inputs]
+        arrays = checked(self.inputs, feeds)
+        for tensor in self.inputs:
+            _check_range(tensor, arrays[tensor.name])
         with self._lock:
-            for port, array in zip(self._inputs, arrays, strict=True):
+            for port, array in zip(self._inputs, arrays.values(), strict=True):
                 self._request.set_tensor(port, self._wrapped(array, port.get_element_type()))
             self._request.infer()
             return {
@@ -194,30 +141,6 @@ class Model:
         if found != ELEMENT_TYPES.get(tensor.dtype):
             raise ValueError(f"{side} '{tensor.name}' is {tensor.dtype} in bundle.json but {found} in model.xml")
         return port
-
-    def _check_names(self, feeds: Mapping[str, Array]) -> None:
-        wanted = [tensor.name for tensor in self.inputs]
-        missing = [name for name in wanted if name not in feeds]
-        unknown = [name for name in feeds if name not in wanted]
-        if missing:
-            raise ValueError(f"no array is given for input {', '.join(map(repr, missing))}")
-        if unknown:
-            raise ValueError(f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {wanted}")
-
-    def _checked(self, tensor: Tensor, value: Array) -> Array:
-        array = np.asarray(value, order="C")
-        if not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="))
-        if array.dtype.name != tensor.dtype:
-            raise ValueError(f"input '{tensor.name}' takes {tensor}, but the array is {array.dtype.name}")
-        if tensor.dims is not None:
-            wrong = len(array.shape) != len(tensor.dims) or any(
-                isinstance(dim, int) and dim != size for dim, size in zip(tensor.dims, array.shape, strict=True)
-            )
-            if wrong:
-                raise ValueError(f"input '{tensor.name}' takes {tensor}, but the array has shape {list(array.shape)}")
-        _check_range(tensor, array)
-        return array
 
     def _wrapped(self, array: Array, element_type: object):  # type: ignore[no-untyped-def]  # noqa: ANN202
         if array.dtype.name == "bfloat16":  # numpy has no bfloat16 of its own: hand over the bits
@@ -252,18 +175,9 @@ def _check_range(tensor: Tensor, array: Array) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the model beside this file on the arrays of an ``.npz`` file and print the outputs' dtypes and shapes."""
-    if len(arguments) != 1:
-        print("usage: python infer.py input.npz", file=sys.stderr)  # noqa: T201
-        return 2
-    try:
-        with np.load(arguments[0], allow_pickle=False) as arrays:
-            outputs = Model(Path(__file__).resolve().parent).run({name: arrays[name] for name in arrays.files})
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 1
-    for name, array in outputs.items():
-        print(f"{name}: {array.dtype.name}{list(array.shape)}")  # noqa: T201
-    return 0
+    return run_file(
+        arguments, lambda feeds: Model(Path(__file__).resolve().parent).run(feeds), "python infer.py input.npz"
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from packager.errors import Refused
 from packager.graph import format_dims
+from packager.limits import check_versions
 from packager.model import Model, Signature
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
@@ -18,52 +19,17 @@ def plan_for(request: PlanRequest) -> Plan:
     """Decide what will be done.
 
     Raises:
-        Refused: the precision or a pinned shape makes no sense, the model is newer than what OpenVINO reads, or nodes,
+        Refused: a pinned shape makes no sense, the model is newer than what OpenVINO reads, or nodes,
             inputs or outputs can't be converted; every one of them is named.
     """
     model, limits = request.model, request.facts.limits
     options = request.options if isinstance(request.options, Options) else Options.model_validate({})
-    _check_precision(request)
-    _check_versions(model, limits)
+    check_versions(model, limits, "OpenVINO", "newer forms would be misread: lower it with onnx.version_converter")
     _check_signature(model.signature, limits)
     _check_nodes(refusals(model.structure, limits))
     signature = pin_shapes(model.signature, request.shapes)
-    return Plan(
-        target=request.target,
-        kind=request.kind,
-        name=request.name,
-        version=request.version,
-        model_digest=model.digest,
-        opset=model.opset,
-        precision=request.precision,
-        shapes=request.shapes,
-        signature=signature,
-        steps=_steps(model, signature, request.precision, options),
-        options=options.model_dump_json(),
-        notes=_notes(model, signature, request.precision),
-    )
-
-
-def _check_precision(request: PlanRequest) -> None:
-    allowed = request.facts.precisions
-    if request.precision not in allowed:
-        raise Refused(
-            f"OpenVINO bundles have no precision '{request.precision}'", f"choose one of {', '.join(allowed)}"
-        )
-
-
-def _check_versions(model: Model, limits: Limits) -> None:
-    highest = limits.opset.get("ai.onnx")
-    if highest is not None and model.opset > highest:
-        raise Refused(
-            f"the model uses opset {model.opset}, OpenVINO reads opsets up to {highest} and would misread newer forms",
-            f"export it with opset {highest} or lower, or convert it with onnx.version_converter",
-        )
-    if limits.ir is not None and model.structure.ir_version > limits.ir:
-        raise Refused(
-            f"the model file is of ONNX IR version {model.structure.ir_version}, OpenVINO reads up to {limits.ir}",
-            f"save it with IR version {limits.ir} or lower",
-        )
+    steps = _steps(model, signature, request.precision, options)
+    return request.plan(signature, steps, _notes(model, signature, request.precision), options)
 
 
 def _check_signature(signature: Signature, limits: Limits) -> None:

@@ -1,6 +1,6 @@
 """Ask a Triton server that serves the model of this folder: named numpy arrays in, named numpy arrays out.
 
-Needs numpy and tritonclient (``pip install "tritonclient[grpc,http]"``), nothing else. From Python::
+Needs numpy and tritonclient (``pip install "tritonclient[grpc,http]"``), and ``feeds.py`` beside it. From Python::
 
     from infer import Model
 
@@ -16,18 +16,15 @@ and shapes), the model's name and its version are read from ``bundle.json``.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from packager.feeds import Array, Tensor, checked, read_description, run_file
 
 DEFAULT_URL = "http://localhost:8000"
 DATATYPES = {
@@ -36,49 +33,6 @@ DATATYPES = {
     "string": "BYTES",
 }  # fmt: skip
 """dtype names of ``bundle.json`` to those of Triton's protocol."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One input or output: exact name, dtype name and dims (a size, the name of a free one, or ``None``)."""
-
-    name: str
-    dtype: str
-    dims: tuple[int | str | None, ...]
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join('?' if dim is None else str(dim) for dim in self.dims)}]"
-
-
-@dataclass(frozen=True)
-class Description:
-    """What ``bundle.json`` says of the model."""
-
-    name: str
-    version: str
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-
-
-def read_description(folder: Path) -> Description:
-    """Read ``bundle.json`` of a bundle.
-
-    Raises:
-        ValueError: it is missing or malformed.
-    """
-    file = folder / "bundle.json"
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        inputs, outputs = (
-            tuple(Tensor(entry["name"], entry["dtype"], tuple(entry["dims"])) for entry in data["signature"][part])
-            for part in ("inputs", "outputs")
-        )
-        version = str(json.loads(data["plan"]["options"])["model_version"])
-        return Description(str(data["name"]), version, inputs, outputs)
-    except FileNotFoundError as error:
-        raise ValueError(f"{file} is missing; keep the files of the bundle together") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is malformed: {error!r}; unpack the bundle again") from error
 
 
 class Model:
@@ -99,7 +53,8 @@ class Model:
     """
 
     def __init__(self, folder: str | Path, url: str | None = None, seconds: float = 300.0) -> None:
-        self._model = read_description(Path(folder))
+        self._model = read_description(folder)
+        self._version = str(self._model.options["model_version"])
         self._seconds = seconds
         self._client, self._types, self._failures, self._http = _connect(
             url or os.environ.get("TRITON_URL") or DEFAULT_URL, seconds
@@ -129,8 +84,9 @@ class Model:
             ValueError: a name, dtype, rank or size is not the model's, or a string can't travel.
             RuntimeError: the server refused or failed; the message is its own.
         """
-        self._check_names(feeds)
-        arrays = {tensor.name: _checked(tensor, feeds[tensor.name]) for tensor in self._model.inputs}
+        arrays = checked(self._model.inputs, feeds)
+        for tensor in self._model.inputs:
+            _check_strings(tensor, arrays[tensor.name])
         if not self.max_batch:
             return self._ask(arrays)
         sizes = {len(array) for array in arrays.values()}
@@ -145,7 +101,7 @@ class Model:
 
     def _look(self) -> tuple[tuple[str, str], int]:
         """Server's name and version, and the batch limit, after holding the server's model against the bundle's."""
-        name, version = self._model.name, self._model.version
+        name, version = self._model.name, self._version
         more = {} if self._http else {"as_json": True}
         try:
             server = self._client.get_server_metadata(**more)
@@ -171,14 +127,14 @@ class Model:
         outputs = [self._types.InferRequestedOutput(tensor.name) for tensor in self._model.outputs]
         limit = {} if self._http else {"client_timeout": self._seconds}
         try:
-            answer = self._client.infer(self._model.name, inputs, self._model.version, outputs=outputs, **limit)
+            answer = self._client.infer(self._model.name, inputs, self._version, outputs=outputs, **limit)
             return {tensor.name: self._inward(tensor, answer) for tensor in self._model.outputs}
         except self._failures as error:
             raise RuntimeError(f"Triton: {error}") from error
 
     def _outward(self, tensor: Tensor, array: Array) -> Array:
         """As it travels: Triton has no scalars, and no rows without dims; both get a dim of 1."""
-        if len(tensor.dims) == (1 if self.max_batch else 0):
+        if len(tensor.dims or ()) == (1 if self.max_batch else 0):
             array = array.reshape((*array.shape, 1))
         if tensor.dtype == "string":
             flat = [str(each).encode("utf-8") for each in array.ravel()]
@@ -189,21 +145,12 @@ class Model:
         array: Array = answer.as_numpy(tensor.name)
         if array is None:
             raise RuntimeError(f"Triton: the answer lacks output '{tensor.name}'")
-        if len(tensor.dims) == (1 if self.max_batch else 0) and array.shape[-1:] == (1,):
+        if len(tensor.dims or ()) == (1 if self.max_batch else 0) and array.shape[-1:] == (1,):
             array = array.reshape(array.shape[:-1])
         if tensor.dtype == "string":
             flat = [each.decode("utf-8") if isinstance(each, bytes) else str(each) for each in array.ravel()]
             return np.array(flat, object).reshape(array.shape)
         return np.array(array)
-
-    def _check_names(self, feeds: Mapping[str, Array]) -> None:
-        wanted = [tensor.name for tensor in self._model.inputs]
-        missing = [name for name in wanted if name not in feeds]
-        unknown = [name for name in feeds if name not in wanted]
-        if missing:
-            raise ValueError(f"no array is given for input {', '.join(map(repr, missing))}")
-        if unknown:
-            raise ValueError(f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {wanted}")
 
 
 def _connect(url: str, seconds: float) -> tuple[Any, Any, tuple[type[Exception], ...], bool]:
@@ -230,35 +177,15 @@ def _connect(url: str, seconds: float) -> tuple[Any, Any, tuple[type[Exception],
     return client, types, (types.InferenceServerException, grpc.RpcError), False
 
 
-def _checked(tensor: Tensor, value: Array) -> Array:
-    array = np.asarray(value)
-    kind = "string" if array.dtype.kind in "OUS" else array.dtype.name
-    if kind != tensor.dtype:
-        raise ValueError(f"input '{tensor.name}' takes {tensor}, but the array is {kind}")
-    wrong = len(array.shape) != len(tensor.dims) or any(
-        isinstance(dim, int) and dim != size for dim, size in zip(tensor.dims, array.shape, strict=True)
-    )
-    if wrong:
-        raise ValueError(f"input '{tensor.name}' takes {tensor}, but the array has shape {list(array.shape)}")
-    if kind == "string" and any("\0" in str(each) for each in array.ravel()):
+def _check_strings(tensor: Tensor, array: Array) -> None:
+    if tensor.dtype == "string" and any("\0" in str(each) for each in array.ravel()):
         raise ValueError(f"input '{tensor.name}' has a string with a NUL in it, at which Triton's backend would cut")
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def main(arguments: list[str]) -> int:
     """Run the model on the arrays of an ``.npz`` file and print the outputs' dtypes and shapes."""
-    if len(arguments) != 1:
-        print("usage: [TRITON_URL=http://localhost:8000] python infer.py input.npz", file=sys.stderr)  # noqa: T201
-        return 2
-    try:
-        with np.load(arguments[0], allow_pickle=False) as arrays:
-            outputs = Model(Path(__file__).resolve().parent).run({name: arrays[name] for name in arrays.files})
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 1
-    for name, array in outputs.items():
-        print(f"{name}: {array.dtype.name}{list(array.shape)}")  # noqa: T201
-    return 0
+    usage = "[TRITON_URL=http://localhost:8000] python infer.py input.npz"
+    return run_file(arguments, lambda feeds: Model(Path(__file__).resolve().parent).run(feeds), usage)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from packager.errors import Refused
 from packager.graph import format_dims
+from packager.limits import check_operators, check_versions
 from packager.model import Signature
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
@@ -17,69 +18,25 @@ def plan_for(request: PlanRequest) -> Plan:
     """Decide what will be done.
 
     Raises:
-        Refused: precision, shapes or batching make no sense, the model is newer than what the release's ONNX Runtime
+        Refused: name, shapes or batching make no sense, the model is newer than what the release's ONNX Runtime
             reads, or an input or output can't be served; every one of them is named.
     """
-    model = request.model
     options = request.options if isinstance(request.options, Options) else Options.model_validate({})
-    if request.precision not in request.facts.precisions:
-        raise Refused(
-            f"Triton bundles have no precision '{request.precision}'",
-            f"choose one of {', '.join(request.facts.precisions)}",
-        )
     if "+" in request.name:
         raise Refused(
             f"Triton can't serve a model called '{request.name}': its HTTP interface doesn't decode the plus sign",
             "give another `name` under [model] in the manifest",
         )
-    _check_versions(request)
-    _check_nodes(request)
-    signature = pin_shapes(model.signature, request.shapes)
+    pins = request.facts.pins
+    reader = f"the ONNX Runtime {pins['onnxruntime']} of Triton {pins['release']}"
+    check_versions(request.model, request.facts.limits, reader)
+    check_operators(request, reader)
+    signature = pin_shapes(request.model.signature, request.shapes)
     _check_signature(signature, request.facts.limits)
     batch, why = batching(signature, options)
     _check_batching(batch, why, options)
-    return Plan(
-        target=request.target,
-        kind=request.kind,
-        name=request.name,
-        version=request.version,
-        model_digest=model.digest,
-        opset=model.opset,
-        precision=request.precision,
-        shapes=request.shapes,
-        signature=signature,
-        steps=_steps(request, options, batch),
-        options=options.model_dump_json(),
-        notes=(f"requests aren't batched: {why}",) if not batch and why else (),
-    )
-
-
-def _check_versions(request: PlanRequest) -> None:
-    structure, limits, release = request.model.structure, request.facts.limits, request.facts.pins["release"]
-    runtime = f"the ONNX Runtime {request.facts.pins['onnxruntime']} of Triton {release}"
-    for domain, version in structure.opsets:
-        highest = limits.opset.get(domain or "ai.onnx")
-        if highest is not None and version > highest:
-            raise Refused(
-                f"the model uses opset {version} of {domain or 'ai.onnx'}, {runtime} reads up to {highest}",
-                f"export it with opset {highest} or lower",
-            )
-    if limits.ir is not None and structure.ir_version > limits.ir:
-        raise Refused(
-            f"the model file is of ONNX IR version {structure.ir_version}, {runtime} reads up to {limits.ir}",
-            f"save it with IR version {limits.ir} or lower",
-        )
-
-
-def _check_nodes(request: PlanRequest) -> None:
-    refused, domains = request.facts.limits.refused_operators, ("", "ai.onnx", "ai.onnx.ml")
-    found = [node for node in request.model.structure.walk() if node.op_type in refused and node.domain in domains]
-    if found:
-        raise Refused(
-            "Triton can't run the model:"
-            + "".join(f"\n  node {node.label}: {refused[node.op_type]}" for node in found),
-            "export the model without them, or choose another target",
-        )
+    notes = (f"requests aren't batched: {why}",) if not batch and why else ()
+    return request.plan(signature, _steps(request, options, batch), notes, options)
 
 
 def _check_signature(signature: Signature, limits: Limits) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from packager.goldens import Array, dtype_name
 from packager.model import Signature, open_model
 from packager.render import render
 from packager.room import Plan, Stage, kind_named
+from packager.selfcheck import ship_loader
 from packager.targets.triton import infer
 from packager.targets.triton.batching import objection
 from packager.targets.triton.config import DTYPES, MODEL_FILE, Config, Entry, WarmUp, check_text, config_text
@@ -26,7 +26,6 @@ from packager.targets.triton.options import Options
 from packager.targets.triton.planning import batching
 
 REPOSITORY = "model_repository"
-LOADER = "infer.py"
 MAX_PERF_ELEMENTS = 1 << 20
 """Elements of a golden case that ``perf.json`` may hold as text."""
 
@@ -51,7 +50,7 @@ def build_repository(plan: Plan, stage: Stage) -> None:
         text = config_text(config)
         check_text(text, config, Path(f"{REPOSITORY}/{plan.name}/config.pbtxt"))
         write_text(home / "config.pbtxt", text)
-        shutil.copyfile(Path(infer.__file__), stage.folder / LOADER)
+        ship_loader(Path(infer.__file__), stage.folder)
     except OSError as error:
         raise StorageError(f"{error.filename or home} can't be written: {error.strerror}") from error
     write_deployment(plan, stage, config)

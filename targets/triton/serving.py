@@ -16,12 +16,13 @@ from urllib.parse import quote
 
 from packager import parity
 from packager.errors import VerificationError
+from packager.feeds import read_description
 from packager.goldens import Array
 from packager.room import Runner, RuntimeInfo
 from packager.targets.triton import kit
 from packager.targets.triton.batching import joined
 from packager.targets.triton.config import safety_objection
-from packager.targets.triton.infer import Model, read_description
+from packager.targets.triton.infer import Model
 from packager.targets.triton.repository import REPOSITORY
 from packager.targets.triton.server import Server, serving
 

@@ -1,0 +1,83 @@
+"""Refusals that rooms make alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from packager.errors import Refused
+from packager.goldens import GoldenSet
+from packager.limits import check_operators, check_precision, check_versions
+from packager.model import open_model
+from packager.room import Limits, PlanRequest, RoomOptions, TargetFacts
+
+X = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+Y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+
+
+def saved(folder: Path, nodes: list[onnx.NodeProto], *, opsets: dict[str, int], ir: int = 9) -> Path:
+    graph = helper.make_graph(nodes, "g", [X], [Y])
+    listed = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    onnx.save(helper.make_model(graph, opset_imports=listed, ir_version=ir), folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+def facts(**limits: object) -> TargetFacts:
+    return TargetFacts(
+        kind="k", title="Kind", summary="", level="runtime", precisions=["fp32"], limits=Limits.model_validate(limits)
+    )
+
+
+def request(path: Path, known: TargetFacts) -> PlanRequest:
+    return PlanRequest("t", "k", "m", "1", open_model(path), GoldenSet(()), "fp32", (), RoomOptions(), known)
+
+
+def test_a_precision_no_bundle_has() -> None:
+    check_precision(facts(), "fp32")
+    with pytest.raises(Refused, match="Kind bundles have no precision 'int3'") as caught:
+        check_precision(facts(), "int3")
+    assert caught.value.hint == "choose one of fp32"
+
+
+def test_every_version_beyond_the_limits_is_named(tmp_path: Path) -> None:
+    relu = [helper.make_node("Relu", ["x"], ["y"], "r")]
+    path = saved(tmp_path, relu, opsets={"": 17, "ai.onnx.ml": 4, "free": 9})
+    opened = open_model(path)
+    check_versions(opened, Limits(opset={"ai.onnx": 17, "ai.onnx.ml": 4}, ir=9), "It")
+    with pytest.raises(Refused) as caught:
+        check_versions(opened, Limits(opset={"ai.onnx": 16, "ai.onnx.ml": 3}, ir=8), "It")
+    assert caught.value.message.splitlines()[1:] == [
+        "  opset 17 of ai.onnx, It reads up to 16",
+        "  opset 4 of ai.onnx.ml, It reads up to 3",
+        "  ONNX IR version 9, It reads up to 8",
+    ]
+
+
+def test_refused_operators_and_domains_are_named_by_node(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], "first"),
+        helper.make_node("Scaler", ["a"], ["b"], "second", domain="ai.onnx.ml"),
+        helper.make_node("Own", ["b"], ["y"], "third", domain="mine"),
+    ]
+    path = saved(tmp_path, nodes, opsets={"": 17, "ai.onnx.ml": 3, "mine": 1})
+    check_operators(request(path, facts()), "It")
+    known = facts(refused_operators={"Relu": "it is slow", "ai.onnx.ml.Scaler": "it is old"}, refused_domains=["mine"])
+    with pytest.raises(Refused) as caught:
+        check_operators(request(path, known), "It")
+    assert caught.value.message.splitlines() == [
+        "It can't run the model:",
+        "  node Relu 'first': it is slow",
+        "  node ai.onnx.ml.Scaler 'second': it is old",
+        "  node mine.Own 'third': It has no operators of mine",
+    ]
+
+
+def test_a_plan_repeats_what_was_asked(tmp_path: Path) -> None:
+    asked = request(saved(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], opsets={"": 17}), facts())
+    plan = asked.plan(asked.model.signature, (), ("note",))
+    assert (plan.target, plan.kind, plan.name, plan.version, plan.precision) == ("t", "k", "m", "1", "fp32")
+    assert (plan.opset, plan.model_digest, plan.options) == (17, asked.model.digest, "{}")
+    assert (plan.notes, plan.signature) == (("note",), asked.model.signature)
