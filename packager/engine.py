@@ -32,7 +32,7 @@ from packager.reference import Reference, SynthesisSettings
 from packager.report import Listener, Silent
 from packager.results import Report, TargetResult
 from packager.room import Plan, package_folder
-from packager.run import ReferenceRefused, Run
+from packager.run import ReferenceRefused, Run, heed
 from packager.targeting import run_target
 from packager.verdict import Verdict
 from packager.verifying import verify_folder
@@ -128,6 +128,7 @@ def build(
     with _running(chosen, Path(out), cache, verify=verify, listener=listener or Silent()) as run:
         _start_references(run)
         results = _run_targets(run, chosen.targets, jobs)
+        reference = _reference(run)
         report = Report(
             packager=__version__,
             model=str(chosen.model.path),
@@ -136,8 +137,8 @@ def build(
             digest=run.model.digest,
             opset=run.model.opset,
             out=str(out),
-            hazards=run.model.hazards,
-            reference=_reference(run),
+            hazards=(*run.model.hazards, *(reference.hazards if reference is not None else ())),
+            reference=reference,
             targets=tuple(results),
             seconds=time.monotonic() - begun,
         )
@@ -171,6 +172,7 @@ def _running(chosen: Manifest, out: Path | None, cache: bool, *, verify: bool, l
         code = tree_digest(package_folder("packager"))
         kept = default_cache() if cache else Cache(None)
         run = Run(chosen, model, folder, work, kept, code, verify, listener, pool)
+        heed(run, model.hazards)
         try:
             yield run
         except BaseException:

@@ -103,7 +103,15 @@ def _ingredients(model: Model, job: ReferenceJob, code: str) -> Ingredients:
         "model": model.digest,
         "goldens": files_digest(job.goldens),
         "golden settings": json.dumps(
-            [asdict(job.synthesis), sorted(job.exclude), job.allow_nan, job.policy, job.precision], sort_keys=True
+            [
+                asdict(job.synthesis),
+                sorted(job.exclude),
+                job.allow_nan,
+                job.policy,
+                job.precision,
+                job.pinned,
+            ],
+            sort_keys=True,
         ),
         "onnxruntime": importlib.metadata.version("onnxruntime"),
         "host": " ".join((host.system, host.machine, *host.features)),

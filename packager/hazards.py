@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packager.graph import Structure
+from packager.graph import Graph, Structure, Tensor
 
 RANDOM_OPERATORS = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -51,6 +51,7 @@ def find_hazards(structure: Structure) -> list[Hazard]:
             found.append(
                 Hazard("training-mode", f"node {node.label} is in training mode", "export the model in evaluation mode")
             )
+    found += _traced(structure)
     for value in graph.outputs:
         if value.type.kind != "tensor":
             found.append(
@@ -63,3 +64,42 @@ def find_hazards(structure: Structure) -> list[Hazard]:
     if structure.has_training_info:
         found.append(Hazard("training-info", "the file carries training information, which is not deployed"))
     return found
+
+
+def _traced(structure: Structure) -> list[Hazard]:
+    """What an exporter leaves that runs a model once and writes down what it did, or forgets to switch training off."""
+    found = []
+    constants = constant_tensors(structure.graph)
+    for node in structure.walk():
+        if node.domain:
+            continue
+        if node.op_type == "If" and node.inputs and node.inputs[0] in constants:
+            branch = _truth(constants[node.inputs[0]])
+            message = f"node {node.label} always takes its {branch} branch: the condition is a constant"
+            found.append(Hazard("frozen-branch", message, "a condition on the input was frozen when it was exported"))
+        switch = constants.get(node.inputs[2]) if node.op_type == "Dropout" and len(node.inputs) > 2 else None
+        if switch is not None and _truth(switch) == "then":
+            message = f"node {node.label} is in training mode"
+            found.append(Hazard("training-mode", message, "export the model in evaluation mode"))
+    inputs = {value.name for value in structure.graph.inputs}
+    outputs = {value.name for value in structure.graph.outputs}
+    for node in structure.graph.nodes:
+        if node.op_type == "Identity" and not node.domain and node.inputs[0] in inputs and node.outputs[0] in outputs:
+            message = f"output '{node.outputs[0]}' is input '{node.inputs[0]}' as it came: node {node.label}"
+            found.append(Hazard("output-is-input", message, "leave it out, if nothing should have happened to it"))
+    return found
+
+
+def constant_tensors(graph: Graph) -> dict[str, Tensor]:
+    """The constants of a graph by name: initializers, and what Constant nodes give. Inputs with defaults count."""
+    held = {tensor.name: tensor for tensor in graph.initializers}
+    for node in graph.nodes:
+        for attribute in node.attributes if node.op_type == "Constant" and not node.domain else ():
+            if attribute.tensors and node.outputs:
+                held[node.outputs[0]] = attribute.tensors[0]
+    return held
+
+
+def _truth(tensor: Tensor) -> str:
+    numbers = tensor.numbers()
+    return "constant" if not numbers else "then" if numbers[0] else "else"

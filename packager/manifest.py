@@ -21,6 +21,7 @@ from packager.manifest_tables import (
     Bounds,
     File,
     GatesTable,
+    OnHazards,
     TargetTable,
     ToleranceTable,
     check,
@@ -117,6 +118,7 @@ class Manifest:
     policy: str = "default-1"
     tolerances: tuple[tuple[str, Tolerance], ...] = ()
     min_level: Level = "none"
+    hazards: OnHazards = "warn"
 
 
 def load(path: Path) -> Manifest:
@@ -161,6 +163,7 @@ def load(path: Path) -> Manifest:
         policy=file.tolerance.policy,
         tolerances=shared.tolerances,
         min_level=shared.min_level,
+        hazards=file.gates.hazards,
     )
 
 

@@ -22,6 +22,7 @@ from packager.room import Kind, Level, RoomOptions
 T = TypeVar("T", bound=BaseModel)
 Archive = Literal["tar.gz", "zip"]
 Policy = Literal["default-1"]
+OnHazards = Literal["warn", "refuse"]
 
 DEFAULT_VERSION = "0.0.0"
 MAX_SIZE = 2**31 - 1
@@ -120,6 +121,7 @@ class GatesTable(Table):
     """What refuses a target."""
 
     min_level: Level = Field("none", description="lowest level a verdict may have, for all targets")
+    hazards: OnHazards = Field("warn", description="what hazards of the model do: `packager inspect`")
 
 
 class TargetTable(Table):

@@ -8,6 +8,7 @@ operator reaches, are non-deterministic and can't be golden.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,15 @@ from packager import golden_formats, golden_store, parity
 from packager.errors import GoldenError, ModelError
 from packager.golden_synth import candidates, synthesise
 from packager.goldens import Array, GoldenCase, GoldenSet
-from packager.hazards import RANDOM_OPERATORS
+from packager.hazards import RANDOM_OPERATORS, Hazard
 from packager.model import Model, Signature, open_model
 from packager.policy import rules_for
+from packager.probing import probe
 
 LARGE_BYTES = 1 << 30
+
+PROBED_SECONDS = 10.0
+"""A model whose run takes longer isn't run at other sizes than those of its goldens."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class ReferenceJob:
     """Input of :func:`answer`: the model, golden files (or ``None`` to synthesise), where the result goes.
 
     ``exclude`` names outputs that are not compared; ``policy`` and ``precision`` judge the artifact against outputs
-    that the goldens bring along.
+    that the goldens bring along. ``pinned`` names open dimensions that no target leaves open.
     """
 
     model: Path
@@ -51,6 +56,7 @@ class ReferenceJob:
     policy: str
     precision: str
     out: Path
+    pinned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,10 @@ class ArtifactParity:
 
 @dataclass(frozen=True)
 class Reference:
-    """Result of :func:`answer`; the goldens with the reference's outputs lie in the job's ``out`` folder."""
+    """Result of :func:`answer`; the goldens with the reference's outputs lie in the job's ``out`` folder.
+
+    ``hazards`` are those that only running the model shows.
+    """
 
     runtime: str
     version: str
@@ -75,6 +84,7 @@ class Reference:
     source: str
     artifact: ArtifactParity | None
     excluded: tuple[tuple[str, str], ...]
+    hazards: tuple[Hazard, ...] = ()
 
 
 def golden_inputs(model: Model, job: ReferenceJob) -> Iterator[GoldenSet]:
@@ -114,8 +124,10 @@ def answer(job: ReferenceJob) -> Reference:
     if not wanted:
         raise ModelError(f"{job.model}: no output is left to compare", "exclude fewer outputs, or export tensors")
     session = OrtSession(job.model, quantized=model.is_quantized, mapped=is_large(model))
+    begun = time.monotonic()
     given = _run_first(golden_inputs(model, job), session, wanted, job.model)
     first, second = given
+    seconds = (time.monotonic() - begun) / (2 * len(first))
     unstable = _unstable(first, second, model)
     if unstable:
         raise ModelError(
@@ -123,6 +135,7 @@ def answer(job: ReferenceJob) -> Reference:
             'make it deterministic, or leave those outputs out: [golden] exclude = ["..."]',
         )
     _check_nan(first, job)
+    hazards = _probe(model, session, first, job) if seconds < PROBED_SECONDS else []
     rules = rules_for(job.policy, job.precision, model, excluded=frozenset(excluded))
     artifact = _artifact_parity(first, rules, frozenset(excluded))
     completed = GoldenSet(
@@ -137,7 +150,15 @@ def answer(job: ReferenceJob) -> Reference:
         source=first[0][0].source,
         artifact=artifact,
         excluded=tuple(sorted(excluded.items())),
+        hazards=tuple(hazards),
     )
+
+
+def _probe(model: Model, session: OrtSession, answered: Answered, job: ReferenceJob) -> list[Hazard]:
+    names = list(answered[0][1])
+    pinned = frozenset(job.pinned) | {key for key, _ in job.synthesis.dims}
+    cases = [(case.inputs, outputs) for case, outputs in answered]
+    return probe(model, lambda feeds: session.run(feeds, names, "of another size"), cases, pinned)
 
 
 def is_large(model: Model) -> bool:

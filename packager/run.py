@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from packager.cache import Cache
-from packager.errors import PackagerError
+from packager.errors import ModelError, PackagerError
 from packager.goldens_ready import Answered, Ready, prepare
+from packager.hazards import Hazard
 from packager.manifest import Manifest, Target
 from packager.model import Model
 from packager.reference import ReferenceJob, SynthesisSettings
@@ -20,7 +22,8 @@ Shapes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Run:
-    """What all targets of a run share. ``started`` holds the reference runs by the shapes they were made for."""
+    """What all targets of a run share. ``started`` holds the reference runs by the shapes they were made for,
+    ``warned`` the hazards that were told."""
 
     manifest: Manifest
     model: Model
@@ -33,10 +36,16 @@ class Run:
     pool: Executor
     started: dict[Shapes, Ready] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
+    warned: set[Hazard] = field(default_factory=set)
 
     def key(self, shapes: Shapes) -> Shapes:
         """What the golden cases of a target depend on; empty for those that the whole run shares."""
         return () if self.manifest.golden.path is not None else tuple(sorted(shapes))
+
+    def _pinned(self) -> tuple[str, ...]:
+        """Open dimensions that every target pins: what the model does at other sizes of them concerns nobody."""
+        pins = [{name for name, _ in target.shapes} for target in self.manifest.targets]
+        return tuple(sorted(set.intersection(*pins))) if pins else ()
 
     def goldens(self, shapes: Shapes) -> Ready:
         """The golden cases for a target with these pinned shapes.
@@ -58,6 +67,7 @@ class Run:
                     allow_nan=section.allow_nan,
                     policy=self.manifest.policy,
                     precision=self.model.precision,
+                    pinned=self._pinned(),
                     out=self.work / f"reference-{len(self.started)}",
                 )
                 self.started[key] = prepare(self.model, job, self.cache, self.code, self.pool)
@@ -80,7 +90,31 @@ def answered(run: Run, target: Target) -> Answered:
     """
     try:
         if () in run.started:
-            run.started[()].answered.result()
+            heed(run, run.started[()].answered.result().reference.hazards)
     except PackagerError as error:
         raise ReferenceRefused(error) from error
-    return run.goldens(target.shapes).answered.result()
+    found = run.goldens(target.shapes).answered.result()
+    heed(run, found.reference.hazards)
+    return found
+
+
+def heed(run: Run, hazards: Sequence[Hazard]) -> None:
+    """Warn of each hazard once, or refuse the model for them where the manifest says so.
+
+    Raises:
+        ModelError: ``[gates] hazards = "refuse"`` and there are any; every one is listed.
+    """
+    if hazards and run.manifest.hazards == "refuse":
+        listed = "".join(
+            f"\n  {hazard.message} [{hazard.code}]" + (f"; {hazard.hint}" if hazard.hint else "") for hazard in hazards
+        )
+        raise ModelError(
+            f"{run.model.path}: the manifest refuses models with hazards:{listed}",
+            'correct them, or set hazards = "warn" under [gates]',
+        )
+    for hazard in hazards:
+        with run.guard:
+            known = hazard in run.warned
+            run.warned.add(hazard)
+        if not known:
+            run.listener.warn(hazard.message + (f"; {hazard.hint}" if hazard.hint else ""))

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import packager
 from packager import manifest as manifests
@@ -365,3 +365,27 @@ def test_goldens_that_fail_for_one_targets_shapes_are_that_targets_failure(tiny:
     assert [result.status for result in report.targets] == ["passed", "refused"]
     assert report.exit_code == 3 and "Reshape" in report.targets[1].message
     assert report.reference is not None
+
+
+def baked(path: Path) -> Path:
+    """Declared with an open batch, written for a batch of one."""
+    nodes = [helper.make_node("Reshape", ["x", "s"], ["y"], name="flat")]
+    sizes = numpy_helper.from_array(np.array([1, 3], np.int64), "s")
+    ends = [builders.value(name, shape=["batch", 3]) for name in ("x", "y")]
+    return builders.save(builders.model(nodes, ends[:1], ends[1:], [sizes]), path)
+
+
+def test_a_baked_batch_is_a_warning_a_refusal_or_pinned_away(tiny: str, tmp_path: Path):
+    path = baked(tmp_path / "m.onnx")
+    report = packager.build(path, out=tmp_path / "warned", targets=[tiny])
+    assert report.exit_code == 0
+    (hazard,) = report.hazards
+    assert "node Reshape 'flat' takes the fixed sizes [1, 3] from 's'" in hazard.message
+    manifest = tmp_path / "packager.toml"
+    lines = f'[model]\npath = "m.onnx"\n[gates]\nhazards = "refuse"\n[targets.{tiny}]\n'
+    manifest.write_text(lines, encoding="utf-8")
+    with pytest.raises(ModelError, match=r"refuses models with hazards:\n  'batch' is declared open.*\[baked-size\]"):
+        packager.build(manifest=manifest, out=tmp_path / "refused", cache=False)
+    assert not (tmp_path / "refused").exists()
+    manifest.write_text(lines + "shapes = { batch = 1 }\n", encoding="utf-8")
+    assert packager.build(manifest=manifest, out=tmp_path / "pinned", cache=False).hazards == ()
