@@ -24,6 +24,7 @@ from packager.goldens import Array, GoldenCase, GoldenSet
 from packager.model import Signature, open_model
 from packager.policy import rules_for
 from packager.reference import ArtifactParity, ReferenceJob, SynthesisSettings, answer
+from packager.strength import MANY, Strength, StrengthJob, measure
 
 SOURCE_SECONDS = 3600.0
 POLICY = "default-1"
@@ -31,13 +32,15 @@ POLICY = "default-1"
 
 @dataclass(frozen=True)
 class Captured:
-    """What was written: where, how many cases, where inputs and outputs come from, and the artifact's parity."""
+    """What was written: where, how many cases, where inputs and outputs come from, the artifact's parity, and, where
+    it was asked for, how much the cases are worth."""
 
     folder: Path
     cases: int
     source: str
     outputs_from: str
     artifact: ArtifactParity | None
+    strength: Strength | None = None
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,18 @@ class Ran:
 
 
 def capture(
-    model: Path, out: Path, *, source: str | None, inputs: Path | None, synthesis: SynthesisSettings
+    model: Path,
+    out: Path,
+    *,
+    source: str | None,
+    inputs: Path | None,
+    synthesis: SynthesisSettings,
+    score: bool = False,
 ) -> Captured:
     """Write golden cases into ``out``.
 
     With ``source``, its outputs are the golden ones and the artifact's parity with them is measured; it is reported
-    here and judged when the goldens are used.
+    here and judged when the goldens are used. With ``score``, mutants of the model are tried on the cases.
 
     Raises:
         UsageError: ``out`` can't be written or ``source`` isn't ``module:callable``.
@@ -82,15 +91,19 @@ def capture(
         if source is not None:
             _check_function_name(source)
             ready, origin = work / "source", source
-            task = SourceJob(source, model, job.out, ready, Path.cwd())
-            child.call(run_source, task, seconds=SOURCE_SECONDS, what=f"running {source}")
+            source_job = SourceJob(source, model, job.out, ready, Path.cwd())
+            child.call(run_source, source_job, seconds=SOURCE_SECONDS, what=f"running {source}")
             again = replace(job, goldens=ready, out=work / "check")
             artifact = child.call(answer, again, seconds=SOURCE_SECONDS, what="running the reference").artifact
+        strength = None
+        if score:
+            task = StrengthJob(model, ready, MANY)
+            strength = child.call(measure, task, seconds=SOURCE_SECONDS, what="scoring the golden cases")
         folder = writable_folder(out)
         with storage_errors("writing goldens"):
             for file in ready.iterdir():
                 (folder / file.name).write_bytes(file.read_bytes())
-        return Captured(folder, reference.cases, reference.source, origin, artifact)
+        return Captured(folder, reference.cases, reference.source, origin, artifact, strength)
 
 
 def _check_function_name(text: str) -> None:

@@ -205,6 +205,9 @@ def inspect(model: Path, style: str) -> None:
 @click.option("--cases", type=click.IntRange(1, 1000), default=3, metavar="N", help="How many to synthesise.")
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of the synthesis.")
 @click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dimension.")
+@click.option(
+    "--score", is_flag=True, help="Say which share of small faults the cases would catch, and what they miss."
+)
 @format_option
 def golden(
     model: Path,
@@ -214,6 +217,7 @@ def golden(
     cases: int,
     seed: int,
     dims: tuple[str, ...],
+    score: bool,
     style: str,
 ) -> None:
     """Write golden cases for a model: inputs, and the reference's or the source framework's outputs."""
@@ -221,8 +225,9 @@ def golden(
 
     with _listener() as listener:
         made = engine.golden(
-            model, out, source=source, inputs=inputs, cases=cases, seed=seed, dims=_sizes(dims), listener=listener
-        )
+            model, out, source=source, inputs=inputs, cases=cases, seed=seed, dims=_sizes(dims), score=score,
+            listener=listener,
+        )  # fmt: skip
     _say(report.captured_json(made) if style == "json" else report.captured_text(made))
 
 

@@ -33,6 +33,7 @@ from packager.report import Listener, Silent
 from packager.results import Report, TargetResult
 from packager.room import Plan, package_folder
 from packager.run import ReferenceRefused, Run, heed
+from packager.strength import WEAK, Strength
 from packager.targeting import run_target
 from packager.verdict import Verdict
 from packager.verifying import verify_folder
@@ -139,6 +140,7 @@ def build(
             out=str(out),
             hazards=(*run.model.hazards, *(reference.hazards if reference is not None else ())),
             reference=reference,
+            strength=_strength(run),
             targets=tuple(results),
             seconds=time.monotonic() - begun,
         )
@@ -243,6 +245,16 @@ def _reference(run: Run) -> Reference | None:
     return next((future.result().reference for future in answered if future.exception() is None), None)
 
 
+def _strength(run: Run) -> Strength | None:
+    """How much the golden cases are worth, with a warning where it is little."""
+    scored = [ready.strength for ready in run.started.values() if ready.strength is not None]
+    found = next((future.result() for future in scored if future.exception() is None), None)
+    if found is not None and found.share is not None and found.share < WEAK:
+        idle = f"; no case exercises node {', '.join(found.idle[:3])}" if found.idle else ""
+        run.listener.warn(f"the golden cases are weak: {found.text}{idle}; give cases that are like real inputs")
+    return found
+
+
 def golden(
     model: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -252,6 +264,7 @@ def golden(
     cases: int = 3,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
+    score: bool = False,
     listener: Listener | None = None,
 ) -> Captured:
     """Write golden cases for a model into the folder ``out``.
@@ -264,6 +277,7 @@ def golden(
         cases: how many to synthesise.
         seed: of the synthesis.
         dims: sizes of symbolic dimensions for the synthesis.
+        score: whether small mutants of the model are tried on the cases, to say how much they are worth.
         listener: is told what goes on.
 
     Raises:
@@ -272,7 +286,7 @@ def golden(
     child.allow()
     (listener or Silent()).step(Path(model).name, "capturing golden cases")
     synthesis = SynthesisSettings(cases, seed, tuple(sorted((dims or {}).items())))
-    return capture(Path(model), Path(out), source=source, inputs=_path(inputs), synthesis=synthesis)
+    return capture(Path(model), Path(out), source=source, inputs=_path(inputs), synthesis=synthesis, score=score)
 
 
 @dataclass(frozen=True)

@@ -13,35 +13,44 @@ from concurrent.futures import Executor, Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from packager import child, golden_store
 from packager.cache import Cache, Ingredients
-from packager.errors import ModelError
+from packager.errors import ModelError, PackagerError
 from packager.files import clone_tree, list_files, storage_errors, to_json
 from packager.goldens import GoldenSet
 from packager.host import this_host
 from packager.model import Model, sha256_file
 from packager.reference import Reference, ReferenceJob, answer, golden_inputs
+from packager.strength import BUILD_BYTES, MUTANTS, Strength, StrengthJob, measure
 
 REFERENCE_SECONDS = 1800.0
+STRENGTH_SECONDS = 600.0
 RECORD = "reference.json"
 CASES = "golden"
 
 
 @dataclass(frozen=True)
 class Answered:
-    """Golden cases with the reference's outputs, and the record of the run that made them."""
+    """Golden cases with the reference's outputs, the record of the run that made them, and where they are stored."""
 
     reference: Reference
     goldens: GoldenSet
+    folder: Path
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Golden cases in progress: ``inputs`` to start with, ``answered`` when the reference is done."""
+    """Golden cases in progress: ``inputs`` to start with, ``answered`` when the reference is done, then ``strength``.
+
+    ``strength`` is ``None`` where the model is too large to be scored on the way.
+    """
 
     inputs: GoldenSet
     ingredients: Ingredients
     answered: Future[Answered]
+    strength: Future[Strength] | None
 
 
 def prepare(model: Model, job: ReferenceJob, cache: Cache, code: str, pool: Executor) -> Ready:
@@ -62,9 +71,39 @@ def prepare(model: Model, job: ReferenceJob, cache: Cache, code: str, pool: Exec
     if entry is not None:
         done: Future[Answered] = Future()
         done.set_result(_read(entry))
-        return Ready(done.result().goldens, ingredients, done)
+        return Ready(done.result().goldens, ingredients, done, _scored(model, done, ingredients, cache, pool))
     inputs = next(golden_inputs(model, job))
-    return Ready(inputs, ingredients, pool.submit(_answer, job, ingredients, cache))
+    answered = pool.submit(_answer, job, ingredients, cache)
+    return Ready(inputs, ingredients, answered, _scored(model, answered, ingredients, cache, pool))
+
+
+def _scored(
+    model: Model, answered: Future[Answered], reference: Ingredients, cache: Cache, pool: Executor
+) -> Future[Strength] | None:
+    """Let the golden cases be scored when they are answered, or take their score from the cache."""
+    if model.bytes > BUILD_BYTES or model.external:
+        return None
+    ingredients = {**reference, "what": "golden strength", "mutants": str(MUTANTS)}
+    entry = cache.find(ingredients)
+    if entry is not None:
+        known: Future[Strength] = Future()
+        known.set_result(TypeAdapter(Strength).validate_json((entry / RECORD).read_text(encoding="utf-8")))
+        return known
+    return pool.submit(_score, answered, ingredients, cache, model)
+
+
+def _score(answered: Future[Answered], ingredients: Ingredients, cache: Cache, model: Model) -> Strength:
+    job = StrengthJob(model.path, answered.result().folder, MUTANTS)
+    try:
+        found = child.call(measure, job, seconds=STRENGTH_SECONDS, what="scoring the golden cases")
+    except PackagerError as error:
+        return Strength(0, 0, (), (), (), error.message)
+
+    def fill(folder: Path) -> None:
+        (folder / RECORD).write_text(to_json(asdict(found)), encoding="utf-8")
+
+    cache.store(ingredients, fill)
+    return found
 
 
 def _answer(job: ReferenceJob, ingredients: Ingredients, cache: Cache) -> Answered:
@@ -85,14 +124,12 @@ def _answer(job: ReferenceJob, ingredients: Ingredients, cache: Cache) -> Answer
         (folder / RECORD).write_text(to_json(asdict(reference)), encoding="utf-8")
 
     cache.store(ingredients, fill)
-    return Answered(reference, golden_store.read(job.out))
+    return Answered(reference, golden_store.read(job.out), job.out)
 
 
 def _read(entry: Path) -> Answered:
-    from pydantic import TypeAdapter
-
     text = (entry / RECORD).read_text(encoding="utf-8")
-    return Answered(TypeAdapter(Reference).validate_json(text), golden_store.read(entry / CASES))
+    return Answered(TypeAdapter(Reference).validate_json(text), golden_store.read(entry / CASES), entry / CASES)
 
 
 def _ingredients(model: Model, job: ReferenceJob, code: str) -> Ingredients:

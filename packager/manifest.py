@@ -119,6 +119,7 @@ class Manifest:
     tolerances: tuple[tuple[str, Tolerance], ...] = ()
     min_level: Level = "none"
     hazards: OnHazards = "warn"
+    min_golden_strength: float = 0.0
 
 
 def load(path: Path) -> Manifest:
@@ -164,6 +165,7 @@ def load(path: Path) -> Manifest:
         tolerances=shared.tolerances,
         min_level=shared.min_level,
         hazards=file.gates.hazards,
+        min_golden_strength=file.gates.min_golden_strength,
     )
 
 

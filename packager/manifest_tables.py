@@ -122,6 +122,9 @@ class GatesTable(Table):
 
     min_level: Level = Field("none", description="lowest level a verdict may have, for all targets")
     hazards: OnHazards = Field("warn", description="what hazards of the model do: `packager inspect`")
+    min_golden_strength: float = Field(
+        0.0, ge=0, le=1, description="least share of small faults that the goldens must catch; 0: only warn"
+    )
 
 
 class TargetTable(Table):

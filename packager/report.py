@@ -188,6 +188,8 @@ def table(report: Report) -> str:
             lines += [f"  {line}" for line in result.diagnosis]
             if result.hint:
                 lines.append(f"  hint: {result.hint}")
+    if report.strength is not None:
+        lines.append(f"golden cases: {report.strength.text}")
     return lines_of("\n".join(lines))
 
 
@@ -412,7 +414,11 @@ def captured_text(made: Captured) -> str:
         words = "agrees with its source" if made.artifact.passed else "DIFFERS from its source"
         lines.append(f"the artifact {words}: {worst}{bound}")
         lines += [f"  {reason}" for reason in made.artifact.reasons[:5]]
-    return "\n".join(lines) + "\n"
+    if made.strength is not None:
+        lines.append(made.strength.text)
+        lines += [f"  missed: {text}" for text in made.strength.missed]
+        lines += [f"  nothing moves output '{name}'" for name in made.strength.insensitive]
+    return lines_of("\n".join(lines))
 
 
 def captured_json(made: Captured) -> str:

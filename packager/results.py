@@ -7,6 +7,7 @@ from typing import Literal
 
 from packager.hazards import Hazard
 from packager.reference import Reference
+from packager.strength import Strength
 from packager.verdict import Verdict
 
 Status = Literal["passed", "failed", "unverified", "refused", "missing", "error"]
@@ -66,6 +67,7 @@ class Report:
     reference: Reference | None
     targets: tuple[TargetResult, ...]
     seconds: float
+    strength: Strength | None = None
 
     @property
     def exit_code(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packager.cache import Cache
-from packager.errors import ModelError, PackagerError
+from packager.errors import GoldenError, ModelError, PackagerError
 from packager.goldens_ready import Answered, Ready, prepare
 from packager.hazards import Hazard
 from packager.manifest import Manifest, Target
@@ -91,11 +91,36 @@ def answered(run: Run, target: Target) -> Answered:
     try:
         if () in run.started:
             heed(run, run.started[()].answered.result().reference.hazards)
+            _demand(run, run.started[()])
     except PackagerError as error:
         raise ReferenceRefused(error) from error
-    found = run.goldens(target.shapes).answered.result()
-    heed(run, found.reference.hazards)
-    return found
+    ready = run.goldens(target.shapes)
+    heed(run, ready.answered.result().reference.hazards)
+    _demand(run, ready)
+    return ready.answered.result()
+
+
+def _demand(run: Run, ready: Ready) -> None:
+    """Wait for the score of golden cases, where the manifest demands one.
+
+    Raises:
+        GoldenError: it is below what the manifest demands, or there is none.
+    """
+    least = run.manifest.min_golden_strength
+    if not least:
+        return
+    if ready.strength is None:
+        raise GoldenError(
+            "the manifest demands min_golden_strength, and this model is too large to be scored in a build",
+            "score its goldens with `packager golden --score`, and take the line out of the manifest",
+        )
+    found = ready.strength.result()
+    if found.share is None or found.share < least:
+        listed = "".join(f"\n  {text}" for text in found.missed)
+        raise GoldenError(
+            f"the golden cases are too weak, the manifest demands {least:g}: {found.text}; missed:{listed}",
+            "give cases that exercise those nodes, or lower [gates] min_golden_strength",
+        )
 
 
 def heed(run: Run, hazards: Sequence[Hazard]) -> None:

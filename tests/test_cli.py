@@ -46,7 +46,8 @@ def test_build_prints_a_table_and_exits_with_zero(tmp_path: Path):
     builders.relu(tmp_path / "relu.onnx")
     done = run("build", "relu.onnx", "-t", "tiny", cwd=tmp_path)
     assert done.returncode == 0
-    header, row, place = done.stdout.splitlines()
+    header, row, place, worth = done.stdout.splitlines()
+    assert worth == "golden cases: 1 of 1 small faults would be caught"
     assert header.split() == ["TARGET", "KIND", "PRECISION", "STATUS", "LEVEL", "PARITY", "SIZE", "TIME"]
     assert row.split()[:8] == ["tiny", "tiny", "fp32", "passed", "runtime", "max", "abs", "0"]
     assert place == "tiny: dist/relu-0.0.0-tiny.tar.gz"

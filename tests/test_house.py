@@ -42,6 +42,7 @@ ELSEWHERE = {
     "goldens_ready": "test_engine: references shared, cached, refused and tried again",
     "hazards": "test_model: hazards are named when a model is opened",
     "levels": "test_engine: min_level",
+    "mutants": "test_strength: each change, and the model it leaves alone",
     "readme": "test_contract: every room's README with plain and hostile names",
     "results": "test_report and test_dist: what every report is made from",
     "targeting": "test_engine: the flow of one target, fault by fault",

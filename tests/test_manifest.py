@@ -150,7 +150,7 @@ min_levle = "runtime"
     assert said["targets.edge.thread"][1].startswith(
         "did you mean `threads`? known keys: archive, build_timeout, cache"
     )
-    assert said["gates.min_levle"][1] == "did you mean `min_level`? known keys: hazards, min_level"
+    assert said["gates.min_levle"][1] == "did you mean `min_level`? known keys: hazards, min_golden_strength, min_level"
 
 
 def test_a_missing_file_and_a_folder_are_said_plainly(tmp_path):
