@@ -83,11 +83,12 @@ def module_name(plan: Plan) -> str:
 
 def _write_loader(kind: Kind, plan: Plan, folder: Path) -> None:
     model = open_model(folder / MODEL)
-    module = module_name(plan)
+    module, messages = module_name(plan), f"{plan.name}.messages.js"
     loader = render(
         kind,
         f"{kind.name}/loader.js.j2",
         module=module,
+        messages=messages,
         types=f"{plan.name}.d.ts",
         runtime_version=kind.facts.pins["version"],
         signature=signature_literal(plan.signature),
@@ -96,6 +97,8 @@ def _write_loader(kind: Kind, plan: Plan, folder: Path) -> None:
         external=[_file(folder, file.location) for file in model.external],
     )
     write_text(folder / module, loader)
+    assert kind.templates is not None  # noqa: S101 - see above
+    write_text(folder / messages, (kind.templates / "messages.js").read_text(encoding="utf-8"))
     types = render(
         kind,
         f"{kind.name}/types.d.ts.j2",

@@ -1,6 +1,7 @@
 """Executing a bundle: its own loader and runtime in headless Chromium, twice, or in Node where there is no browser.
 
-One page has no special headers and one thread, the other is cross-origin isolated and has two. Every golden case goes
+Node loads the same files first: a missing or broken one shows there in half a second, before a browser starts. Then
+one page has no special headers and one thread, the other is cross-origin isolated and has two. Every golden case goes
 to both; what the first answers is compared with the goldens by the engine, and the two are compared here, by the
 bundle's own tolerances, since only one of them would be noticed otherwise.
 """
@@ -36,6 +37,9 @@ SLOWEST = 10e6
 
 TICK = 0.05
 GOLDEN = "golden"
+NODE = "node"
+GATE_BYTES = 256 << 20
+"""A larger bundle is left to the browser alone: Node would take as long to load it."""
 
 
 class ProgramGone(Exception):
@@ -64,24 +68,51 @@ def run_bundle(folder: Path) -> Iterator[Runner]:
     browser, node_command = find_browser(), node.find_node()
     if browser is None and node_command is None:
         raise ToolchainMissing("there is neither a browser nor Node to run the bundle", f"{HOW}; or {node.HOW}")
-    channels: tuple[Channel, ...] = (Channel("plain", 1, False), Channel("isolated", 2, True))
+    channels = (Channel("plain", 1, False), Channel("isolated", 2, True)) if browser else ()
+    in_node = Channel(NODE, 1, False)
     files = frozenset(file.path for file in bundle.files)
+    limit = GREETING_SECONDS + bundle.total_bytes / SLOWEST
     with contextlib.ExitStack() as stack:
+        site = stack.enter_context(serve(folder, files, module, (*channels, in_node)))
         if browser is None:
-            channels = channels[:1]
-        site = stack.enter_context(serve(folder, files, module, channels))
-        programs: list[Running] = []
-        for channel in channels:
-            own = scratch()
-            if browser is None:
-                command = [*(node_command or []), str(HARNESS / "node.mjs"), site.base(channel), str(folder.resolve())]
-            else:
-                command = browser_command(browser, str(own / "profile"), f"{site.base(channel)}page/index.html")
-            programs.append(stack.enter_context(running(command, own)))
-        stack.callback(lambda: [program.stop() for program in programs])  # all at once, before each is waited for
-        limit = GREETING_SECONDS + bundle.total_bytes / SLOWEST
-        pages = [_greeted(channel, program, limit) for channel, program in zip(channels, programs, strict=True)]
-        yield _Runner(bundle, site, tuple(pages), browser is not None)
+            started = [(in_node, stack.enter_context(_node(node_command or [], site.base(in_node), folder)))]
+        else:
+            gate = _gate(node_command, site.base(in_node), in_node, bundle, limit)
+            started = [(channel, stack.enter_context(_page(browser, site.base(channel)))) for channel in channels]
+        stack.callback(lambda: [program.stop() for _, program in started])  # all at once, before each is waited for
+        pages = tuple(_greeted(channel, program, limit) for channel, program in started)
+        yield _Runner(bundle, site, pages, "" if browser is None else gate)
+
+
+@contextlib.contextmanager
+def _page(browser: str, base: str) -> Iterator[Running]:
+    own = scratch()
+    with running(browser_command(browser, str(own / "profile"), f"{base}page/index.html"), own) as program:
+        yield program
+
+
+@contextlib.contextmanager
+def _node(command: list[str], base: str, folder: Path) -> Iterator[Running]:
+    with running([*command, str(HARNESS / "node.mjs"), base, str(folder.resolve())], scratch()) as program:
+        yield program
+
+
+def _gate(command: list[str] | None, base: str, channel: Channel, bundle: Bundle, limit: float) -> str:
+    """Load the bundle in Node before a browser does; gives a line for the verdict, empty where Node had no part.
+
+    Only loading: the pages run the cases, and a large model would take as long again.
+
+    Raises:
+        VerificationError: the loader refused there; its own message is given.
+    """
+    if command is None or bundle.total_bytes > GATE_BYTES:
+        return ""
+    with _node(command, base, bundle.folder) as program:
+        try:
+            host = _greeted(channel, program, limit).host
+        except ToolchainMissing:
+            return ""  # this Node is too old or broken, which says nothing of the bundle
+    return f"loaded in {host['engine']} {host['version']}"
 
 
 def _module(bundle: Bundle) -> str:
@@ -94,13 +125,19 @@ def _module(bundle: Bundle) -> str:
 
 
 def _greeted(channel: Channel, program: Running, limit: float) -> Page:
+    """The page once it has loaded the bundle.
+
+    Raises:
+        ToolchainMissing: its program ended.
+        VerificationError: it can't load the bundle, or said nothing for too long.
+    """
     try:
         message = _heard(channel, program, limit)
     except ProgramGone as gone:
         hint = f"{HOW}; {CHOSEN}= (empty) lets Node stand in"
         raise ToolchainMissing(f"what runs the bundle doesn't run here: {gone}", hint) from gone
     if message.kind != "hello":
-        raise VerificationError(f"the page can't load the bundle: {_text(message)}", "build the bundle again")
+        raise VerificationError(f"{_who(channel)} can't load the bundle: {_text(message)}", "build the bundle again")
     host = json.loads(message.body)
     if (host["isolated"], host["threads"]) != (channel.isolated, channel.threads):
         raise VerificationError(
@@ -124,9 +161,13 @@ def _heard(channel: Channel, program: Running, limit: float | None) -> Message:
             return channel.said.get(timeout=TICK)
         ended = program.ended()
         if ended is not None and channel.said.empty():
-            raise ProgramGone(f"the {channel.name} page's program is gone: {ended}")
+            raise ProgramGone(f"the program of {_who(channel)} is gone: {ended}")
         if limit is not None and time.monotonic() - started > limit:
-            raise VerificationError(f"the {channel.name} page said nothing for {limit:.0f} s", "is the machine busy?")
+            raise VerificationError(f"{_who(channel)} said nothing for {limit:.0f} s", "is the machine busy?")
+
+
+def _who(channel: Channel) -> str:
+    return "Node" if channel.name == NODE else f"the {channel.name} page"
 
 
 def _text(message: Message) -> str:
@@ -136,8 +177,9 @@ def _text(message: Message) -> str:
 class _Runner:
     """The pages behind the engine's Protocol."""
 
-    def __init__(self, bundle: Bundle, site: Site, pages: tuple[Page, ...], in_browser: bool) -> None:
-        self._bundle, self._site, self._pages, self._in_browser = bundle, site, pages, in_browser
+    def __init__(self, bundle: Bundle, site: Site, pages: tuple[Page, ...], gate: str) -> None:
+        self._bundle, self._site, self._pages, self._gate = bundle, site, pages, gate
+        self._in_browser = pages[0].channel.name != NODE
         self._apart = 0.0
         self._same = True
         self.info = self._info()
@@ -150,9 +192,10 @@ class _Runner:
         ]
         modes = " and ".join(str(page.host["threads"]) for page in self._pages)
         details = [(str(host["engine"]).lower(), str(host["version"]))]
+        details += [("gate", self._gate)] if self._gate else []
         details += [
             (
-                f"{page.channel.name} page",
+                f"{page.channel.name} page" if self._in_browser else "page",
                 f"threads {page.host['threads']}, isolated {'yes' if page.host['isolated'] else 'no'}",
             )
             for page in self._pages
@@ -190,7 +233,7 @@ class _Runner:
         except ProgramGone as gone:
             raise VerificationError(str(gone), "is there enough memory?") from gone
         if said.kind != "result":
-            raise VerificationError(f"the {page.channel.name} page: {_text(said)}")
+            raise VerificationError(f"{_who(page.channel)}: {_text(said)}")
         outputs: dict[str, np.ndarray] = decode(said.body, self._bundle.signature)
         return outputs
 
@@ -204,7 +247,7 @@ class _Runner:
         self._apart = max([self._apart, *(output.metrics.max_abs or 0.0 for output in found.outputs if output.metrics)])
         if not found.passed:
             raise VerificationError(
-                f"the {page.channel.name} page answers otherwise than the first: {'; '.join(found.reasons)}"
+                f"{_who(page.channel)} answers otherwise than the first: {'; '.join(found.reasons)}"
             )
 
 

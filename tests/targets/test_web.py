@@ -15,7 +15,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -159,6 +159,7 @@ def test_every_dtype_scalars_empty_tensors_and_rank_8_come_through_a_browser(tmp
     assert details["plain page"] == "threads 1, isolated no"
     assert details["isolated page"] == "threads 2, isolated yes"
     assert details["pages agree"] == "bit for bit"
+    assert details.get("gate", "").startswith("loaded in Node ") == (node.find_node() is not None)
     for name in ("model.onnx", "m.js", *(f"runtime/{shipped}" for shipped in runtime.SHIPPED.values())):
         digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
         assert details[f"served {name}"] == f"sha256:{digest}", "what was executed is what ships"
@@ -314,7 +315,7 @@ def dead_loader(folder: Path) -> None:
 
 
 HARM = {
-    html_for_wasm: "ort-wasm-simd-threaded.wasm isn't WebAssembly: the server answered with application/wasm",
+    html_for_wasm: r"ort-wasm-simd-threaded.wasm: the server answered with an HTML page \(application/wasm\)",
     cut_wasm: "ort-wasm-simd-threaded.wasm has 14239797 bytes",
     no_glue: "ort-wasm-simd-threaded.js: the server answered 404",
     no_runtime: "ort.wasm.min.js: the server answered 404",
@@ -326,17 +327,66 @@ HARM = {
 }
 
 
-@needs_browser
-@pytest.mark.parametrize("harm", HARM, ids=lambda harm: harm.__name__)
-def test_a_broken_bundle_is_reported_within_seconds_in_the_browsers_words(harmed: Path, own_temp: Path, harm):
+def resealed(harmed: Path, harm: Callable[[Path], None]) -> Path:
     harm(harmed)
     plan = plan_of(harmed / "model.onnx") if harm is not other_model else plan_of(relu(harmed.parent / "m.onnx"))
-    reseal(harmed, plan)
+    return reseal(harmed, plan)
+
+
+@needs_browser
+@pytest.mark.parametrize("harm", HARM, ids=lambda harm: harm.__name__)
+def test_a_broken_bundle_is_reported_within_seconds_in_the_browsers_words(
+    harmed: Path, own_temp: Path, monkeypatch: pytest.MonkeyPatch, harm
+):
+    monkeypatch.setattr("packager.targets.web.node.find_node", lambda: None)  # Node would be asked first
+    folder = resealed(harmed, harm)
     started = time.monotonic()
-    with pytest.raises(VerificationError, match=HARM[harm]), room.runner(harmed):
+    words = f"the plain page can't load the bundle: .*{HARM[harm]}"
+    with pytest.raises(VerificationError, match=words), room.runner(folder):
         pass
     assert time.monotonic() - started < 15
     assert running_programs(own_temp) == [] and list(own_temp.iterdir()) == []
+
+
+IN_NODE = {
+    html_for_wasm: r"ort-wasm-simd-threaded.wasm: the server answered with an HTML page",
+    no_glue: "ort-wasm-simd-threaded.js can't be fetched",
+    no_loader: "Cannot find module",
+    dead_loader: "out of luck",
+}
+
+
+def marking_browser(folder: Path) -> Path:
+    """A program that leaves a file where it was started."""
+    fake = folder / "browser"
+    fake.write_text(f"#!/bin/sh\ntouch '{folder}/started'\n")
+    fake.chmod(0o755)
+    return fake
+
+
+@needs_node
+@pytest.mark.parametrize("harm", IN_NODE, ids=lambda harm: harm.__name__)
+def test_a_broken_bundle_is_reported_by_node_before_a_browser_starts(
+    harmed: Path, own_temp: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, harm
+):
+    monkeypatch.setenv(browser.CHOSEN, str(marking_browser(tmp_path)))
+    folder = resealed(harmed, harm)
+    with pytest.raises(VerificationError, match=f"Node can't load the bundle: .*{IN_NODE[harm]}"), room.runner(folder):
+        pass
+    assert not (tmp_path / "started").exists()
+    assert running_programs(own_temp) == [] and list(own_temp.iterdir()) == []
+
+
+@pytest.mark.parametrize("stand_in", ["echo too old >&2; exit 1", None])
+def test_a_node_that_does_not_run_says_nothing_of_the_bundle(
+    small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stand_in: str | None
+):
+    monkeypatch.setenv(browser.CHOSEN, str(marking_browser(tmp_path)))
+    command = None if stand_in is None else ["/bin/sh", "-c", stand_in]
+    monkeypatch.setattr("packager.targets.web.node.find_node", lambda: command)
+    with pytest.raises(ToolchainMissing, match="the program of the plain page is gone"), room.runner(small):
+        pass
+    assert (tmp_path / "started").exists()
 
 
 @needs_browser
@@ -371,6 +421,7 @@ def test_a_page_that_hangs_ends_at_the_time_limit(harmed: Path, own_temp: Path, 
     (harmed / "m.js").write_text("export const load = () => new Promise(() => {});")
     reseal(harmed, plan_of(harmed / "model.onnx"))
     monkeypatch.setattr("packager.targets.web.running.GREETING_SECONDS", 2.0)
+    monkeypatch.setattr("packager.targets.web.node.find_node", lambda: None)
     with pytest.raises(VerificationError, match="plain page said nothing for 4 s"), room.runner(harmed):
         pass
     assert running_programs(own_temp) == [] and list(own_temp.iterdir()) == []
