@@ -207,10 +207,38 @@ def test_dtypes_without_an_array_in_javascript_are_refused_by_name(tmp_path: Pat
     assert f"input 'x' is {dtype.lower()}" in said and f"output 'y' is {dtype.lower()}" in said
 
 
-def test_a_sequence_output_is_refused_by_name(tmp_path: Path):
+def test_sequence_and_map_outputs_are_refused_by_name_with_what_to_do(tmp_path: Path):
     output = helper.make_tensor_sequence_value_info("parts", FLOAT, None)
     nodes = [helper.make_node("SequenceConstruct", ["x", "x"], ["parts"])]
-    assert "output 'parts' is a sequence" in refusal(save(model(nodes, [value("x")], [output]), tmp_path / "m.onnx"))
+    said = refusal(save(model(nodes, [value("x")], [output]), tmp_path / "m.onnx"))
+    assert "output 'parts' is a sequence" in said and "ConcatFromSequence" in said
+    table = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(FLOAT, []))
+    labels = {"classlabels_int64s": [0, 1, 2]}
+    nodes = [helper.make_node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", **labels)]
+    maps = helper.make_value_info("maps", helper.make_sequence_type_proto(table))
+    said = refusal(save(model(nodes, [value("x")], [maps], domains=[("ai.onnx.ml", 3)]), tmp_path / "z.onnx"))
+    assert "output 'maps' is a sequence" in said
+
+
+def test_operators_of_a_domain_the_runtime_lacks_are_refused_by_node(tmp_path: Path):
+    nodes = [
+        helper.make_node("Fancy", ["x"], ["h"], name="odd one", domain="com.example"),
+        helper.make_node("Conv", ["h"], ["g"], name="saved layout", domain="com.microsoft.nchwc"),
+        helper.make_node("Gelu", ["g"], ["y"], name="fused", domain="com.microsoft"),
+    ]
+    domains = [("com.example", 1), ("com.microsoft", 1), ("com.microsoft.nchwc", 1)]
+    said = refusal(save(model(nodes, [value("x")], [value("y")], domains=domains), tmp_path / "m.onnx"))
+    assert "node com.example.Fancy 'odd one'" in said and "node com.microsoft.nchwc.Conv 'saved layout'" in said
+    assert "fused" not in said and "ai.onnx, ai.onnx.ml, com.microsoft only" in said
+
+
+def test_a_models_own_functions_are_no_foreign_domain(tmp_path: Path):
+    nodes = [helper.make_node("Twice", ["x"], ["y"], name="own", domain="own")]
+    body = [helper.make_node("Add", ["a", "a"], ["b"])]
+    proto = model(nodes, [value("x")], [value("y")], domains=[("own", 1)])
+    opset = [helper.make_opsetid("", 17)]
+    proto.functions.append(helper.make_function("own", "Twice", ["a"], ["b"], body, opset))
+    assert plan_of(save(proto, tmp_path / "m.onnx")).steps
 
 
 @pytest.mark.parametrize("name", ["__proto__", "nul\0inside"])
@@ -263,6 +291,26 @@ def test_a_model_with_weights_in_two_files_runs(tmp_path: Path):
     with room.runner(folder) as runner:
         np.testing.assert_allclose(runner.run({"x": x})["y"], product[:3], rtol=1e-4, atol=1e-4)
         assert {f"served {name}" for name in files} <= set(dict(runner.info.details))
+
+
+@needs_browser
+def test_a_model_in_onnx_runtimes_own_format_runs(tmp_path: Path):
+    path, product = dense(tmp_path / "m.onnx", 64)
+    folder = bundle(path, format="ort")
+    assert (folder / "model.ort").read_bytes()[4:8] == b"ORTM" and not (folder / "model.onnx").exists()
+    assert "model.ort" in json.loads((folder / "sri.json").read_text())
+    x = np.eye(64, dtype=np.float32)[:3]
+    with room.runner(folder) as runner:
+        np.testing.assert_allclose(runner.run({"x": x})["y"], product[:3], rtol=1e-4, atol=1e-4)
+        assert "served model.ort" in dict(runner.info.details)
+    again, _ = dense(tmp_path / "again.onnx", 64)
+    assert (bundle(again, format="ort") / "model.ort").read_bytes() == (folder / "model.ort").read_bytes()
+
+
+def test_an_ort_file_is_not_split(tmp_path: Path):
+    path, _ = dense(tmp_path / "m.onnx")
+    with pytest.raises(Refused, match=r"an \.ort file holds all weights"):
+        plan_of(path, format="ort", max_file_mb=1)
 
 
 @pytest.fixture(scope="module")
@@ -500,6 +548,7 @@ def test_neither_browser_nor_node_is_a_missing_toolchain(small: Path, monkeypatc
 def test_the_runtime_is_three_files_and_their_licence(small: Path):
     names = {file.name for file in (small / "runtime").iterdir()}
     shipped = set(runtime.SHIPPED.values())
+    assert not (small / "demo/style.css").exists(), "both pages share one"
     assert names == shipped | {f"{name}.{end}" for name in shipped for end in ("gz", "br")} | {"LICENSE.txt"}
     assert sum((small / "runtime" / name).stat().st_size for name in shipped) < 14_400_000
     assert sum((small / "runtime" / f"{name}.br").stat().st_size for name in shipped) < 2_750_000
@@ -560,6 +609,17 @@ def test_a_runtime_is_taken_from_a_folder_checked_edited_and_kept(tmp_path: Path
     assert len(list((tmp_path / "kept").iterdir())) == 1
     with pytest.raises(BuildError, match=r"ort\.wasm\.min\.mjs is not that of made 1\.2\.3"):
         runtime.place_runtime(pins | {"ort.wasm.min.mjs": "0"}, "licence", str(tmp_path / "given"), tmp_path / "wrong")
+
+
+def test_where_the_runtime_lies_is_recorded_nowhere(tmp_path: Path):
+    plan = plan_of(relu(tmp_path / "m.onnx"), runtime_dir=str(tmp_path / "given"))
+    assert dict(plan.local) == {"runtime_dir": str(tmp_path / "given")}
+    assert str(tmp_path) not in plan.options
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    (folder / "model.onnx").touch()
+    reseal(folder, plan)
+    assert str(tmp_path) not in (folder / "bundle.json").read_text()
 
 
 def test_a_spoilt_cached_runtime_is_not_used(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

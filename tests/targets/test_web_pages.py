@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import queue
 import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +37,7 @@ WATCH = b"""
 const said = document.querySelector("#said");
 const post = (body) => fetch("/told", { method: "POST", body });
 const done = /passed|failed|First run|can't|isn't|answered|Error/;
-const look = () => done.test(said.textContent) && post(said.textContent);
+const look = () => done.test(said.textContent) && post(said.textContent).then(() => document.querySelector("#save")?.click());
 new MutationObserver(look).observe(said, { childList: true, characterData: true, subtree: true });
 addEventListener("error", (event) => post(`page: ${event.message ?? event.target.outerHTML}`), true);
 addEventListener("unhandledrejection", (event) => post(`page: ${event.reason}`));
@@ -92,16 +94,24 @@ def static_server(root: Path, headers: Mapping[str, str]) -> Iterator[tuple[str,
         thread.join()
 
 
-def opened(root: Path, path: str, headers: Mapping[str, str]) -> str:
-    """What a page says once its button was pressed."""
+def opened(root: Path, path: str, headers: Mapping[str, str], downloads: Path | None = None) -> str:
+    """What a page says once its button was pressed; with ``downloads``, a verdict is saved there before it closes."""
 
     program = find_browser()
     assert program is not None
     own = scratch()
     with static_server(root, headers) as (origin, told):
         command = browser_command(program, str(own / "profile"), f"{origin}/{path}#run")
+        if downloads is not None:
+            settings = {"download": {"default_directory": str(downloads), "prompt_for_download": False}}
+            (own / "profile/Default").mkdir(parents=True)
+            (own / "profile/Default/Preferences").write_text(json.dumps(settings))
         with running(command, own):
-            return told.get(timeout=60)
+            said = told.get(timeout=60)
+            limit = time.monotonic() + 30
+            while downloads is not None and not list(downloads.glob("*.json")) and time.monotonic() < limit:
+                time.sleep(0.05)
+            return said
 
 
 @needs_browser
