@@ -37,7 +37,8 @@ WATCH = b"""
 const said = document.querySelector("#said");
 const post = (body) => fetch("/told", { method: "POST", body });
 const done = /passed|failed|First run|can't|isn't|answered|Error/;
-const look = () => done.test(said.textContent) && post(said.textContent).then(() => document.querySelector("#save")?.click());
+const save = () => document.querySelector("#save")?.click();
+const look = () => done.test(said.textContent) && post(said.textContent).then(save);
 new MutationObserver(look).observe(said, { childList: true, characterData: true, subtree: true });
 addEventListener("error", (event) => post(`page: ${event.message ?? event.target.outerHTML}`), true);
 addEventListener("unhandledrejection", (event) => post(`page: ${event.reason}`));
