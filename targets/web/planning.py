@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from packager.errors import Refused
+from packager.graph import Node
 from packager.model import Model, Signature, TensorSpec
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
@@ -75,16 +76,21 @@ def _check_nodes(model: Model, limits: Limits) -> None:
     structure = model.structure
     local = {(function.domain, function.name) for function in structure.functions}
     found = [
-        node.label
+        f"node {node.label}: {reason}"
         for node in structure.walk()
-        if (node.domain or "ai.onnx") not in limits.domains and (node.domain, node.op_type) not in local
+        if (node.domain, node.op_type) not in local and (reason := _refused(node, limits))
     ]
     if found:
         raise Refused(
-            f"onnxruntime-web has operators of {', '.join(limits.domains)} only:"
-            + "".join(f"\n  node {label}" for label in found),
+            "onnxruntime-web has no such operators:" + "".join(f"\n  {line}" for line in found),
             "export the model without them; layouts and fusions that another runtime saved into it don't travel",
         )
+
+
+def _refused(node: Node, limits: Limits) -> str:
+    if (node.domain or "ai.onnx") not in limits.domains:
+        return f"it knows operators of {', '.join(limits.domains)} only"
+    return limits.refused_operators.get(node.operator, "")
 
 
 def _check_signature(signature: Signature, limits: Limits) -> None:

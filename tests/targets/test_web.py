@@ -226,9 +226,11 @@ def test_operators_of_a_domain_the_runtime_lacks_are_refused_by_node(tmp_path: P
         helper.make_node("Conv", ["h"], ["g"], name="saved layout", domain="com.microsoft.nchwc"),
         helper.make_node("Gelu", ["g"], ["y"], name="fused", domain="com.microsoft"),
     ]
+    nodes[2:2] = [helper.make_node("ScaledSiLU", ["g"], ["s"], name="new", domain="com.microsoft")]
     domains = [("com.example", 1), ("com.microsoft", 1), ("com.microsoft.nchwc", 1)]
     said = refusal(save(model(nodes, [value("x")], [value("y")], domains=domains), tmp_path / "m.onnx"))
     assert "node com.example.Fancy 'odd one'" in said and "node com.microsoft.nchwc.Conv 'saved layout'" in said
+    assert "node com.microsoft.ScaledSiLU 'new': it came to ONNX Runtime after 1.30" in said
     assert "fused" not in said and "ai.onnx, ai.onnx.ml, com.microsoft only" in said
 
 

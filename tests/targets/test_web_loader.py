@@ -196,6 +196,31 @@ tell({ z: z_out.data[0], last: seen.at(-1), rising, aborted, lost, other });
     assert "package.json has" in got["other"] and "deploy the bundle's own file" in got["other"]
 
 
+@needs_node
+def test_operators_listed_as_refused_are_not_in_the_runtime(folder: Path, tmp_path: Path):
+    """The runtime refuses a model of each by name; of one that isn't listed it complains about its inputs only."""
+    made = tmp_path / "models"
+    made.mkdir()
+    names = [*KIND.facts.limits.refused_operators, "com.microsoft.QLinearAdd"]
+    for name in names:
+        domain, _, operator = name.rpartition(".")
+        nodes = [helper.make_node(operator, ["x"], ["y"], domain=domain)]
+        save(model(nodes, [value("x")], [value("y")], domains=[(domain, 1)]), made / f"{name}.onnx")
+    got = in_node(folder, tmp_path, f"""
+const ort = await import(new URL("./runtime/ort.wasm.min.js", process.argv[2]));
+await load();
+const words = {{}};
+for (const name of {json.dumps(names)}) {{
+  const bytes = await readFile({json.dumps(str(made))} + `/${{name}}.onnx`);
+  words[name] = await ort.InferenceSession.create(bytes).then(() => "taken", (error) => error.message);
+}}
+tell(words);
+""")  # fmt: skip
+    assert isinstance(got, dict)
+    missing = [name for name, words in got.items() if "is not a registered function/op" in words]
+    assert missing == list(KIND.facts.limits.refused_operators)
+
+
 def cases() -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray], OutputRule]]:
     """Expected and actual outputs that meet every rule of the judge, and the rule."""
     rng = np.random.default_rng(11)
