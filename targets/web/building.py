@@ -14,14 +14,15 @@ from packager.model import Signature, TensorSpec, open_model, sha256_file
 from packager.render import render
 from packager.room import Kind, Plan, Stage, kind_named
 from packager.targets.web.options import Options
-from packager.targets.web.planning import RUNTIME_DIR, is_split, model_file
-from packager.targets.web.runtime import place_runtime
+from packager.targets.web.planning import RUNTIME_DIR, WEBGPU_FOLDER, is_split, model_file
+from packager.targets.web.runtime import WEBGPU, place_runtime
 
 PAGES = ("demo/index.html", "demo/demo.js", "verify/index.html", "verify/check.js")
 STATIC = (
     "verify/golden.js", "verify/compare.js", "verify/verify.js", "verify/style.css", "_headers",
     "servers/nginx.conf", "servers/apache.htaccess",
 )  # fmt: skip
+CODE = (".js", ".wasm")
 ARRAYS = {
     "float32": "Float32Array", "float64": "Float64Array", "int8": "Int8Array", "int16": "Int16Array",
     "int32": "Int32Array", "int64": "BigInt64Array", "uint8": "Uint8Array", "uint16": "Uint16Array",
@@ -42,9 +43,12 @@ def build_bundle(plan: Plan, stage: Stage) -> None:
     kind, options = kind_named(plan.kind), Options.model_validate_json(plan.options)
     assert kind.templates is not None  # noqa: S101 - the templates of this room lie in the same package
     licence = (kind.templates / "runtime-licence.txt").read_text(encoding="utf-8")
-    place_runtime(kind.facts.pins, licence, dict(plan.local).get(RUNTIME_DIR, ""), stage.folder / "runtime")
+    source = dict(plan.local).get(RUNTIME_DIR, "")
+    place_runtime(kind.facts.pins, licence, source, stage.folder / "runtime")
+    if options.webgpu:
+        place_runtime(kind.facts.pins, licence, source, stage.folder / WEBGPU_FOLDER, WEBGPU)
     _place_model(stage, options)
-    _write_loader(kind, plan, stage.folder, model_file(options))
+    _write_loader(kind, plan, stage.folder, options)
     _write_pages(kind, plan, stage.folder)
     write_text(stage.folder / "package.json", to_json(_package(kind, plan)))
     write_text(stage.folder / "sri.json", to_json(_integrity(stage.folder, model_file(options))))
@@ -100,7 +104,8 @@ def module_name(plan: Plan) -> str:
     return f"{plan.name}.js"
 
 
-def _write_loader(kind: Kind, plan: Plan, folder: Path, model: str) -> None:
+def _write_loader(kind: Kind, plan: Plan, folder: Path, options: Options) -> None:
+    model = model_file(options)
     external = [] if model.endswith(".ort") else [file.location for file in open_model(folder / model).external]
     module, messages = module_name(plan), f"{plan.name}.messages.js"
     loader = render(
@@ -114,6 +119,7 @@ def _write_loader(kind: Kind, plan: Plan, folder: Path, model: str) -> None:
         wasm=_file(folder / "runtime", "ort-wasm-simd-threaded.wasm"),
         model=_file(folder, model),
         external=[_file(folder, location) for location in external],
+        webgpu=_file(folder, f"{WEBGPU_FOLDER}/ort-wasm-simd-threaded.asyncify.wasm") if options.webgpu else None,
     )
     write_text(folder / module, loader)
     assert kind.templates is not None  # noqa: S101 - see above
@@ -123,6 +129,7 @@ def _write_loader(kind: Kind, plan: Plan, folder: Path, model: str) -> None:
         f"{kind.name}/types.d.ts.j2",
         module=module,
         model=model,
+        webgpu=options.webgpu,
         inputs=[_typed(spec) for spec in plan.signature.inputs],
         outputs=[_typed(spec) for spec in plan.signature.outputs],
     )
@@ -195,7 +202,8 @@ def _is_semver(text: str) -> bool:
 def _integrity(folder: Path, model: str) -> dict[str, str]:
     """Subresource-Integrity values of scripts, WASM and model by path."""
     found: dict[str, str] = {}
-    paths = [*folder.glob("*.js"), *folder.glob("runtime/*.js"), *folder.glob("runtime/*.wasm"), folder / model]
+    code = [path for where in ("runtime", WEBGPU_FOLDER) for path in (folder / where).glob("*") if path.suffix in CODE]
+    paths = [*folder.glob("*.js"), *code, folder / model]
     for path in sorted([*paths, *folder.glob("weights-*.bin")]):
         try:
             with path.open("rb") as stream:

@@ -23,6 +23,11 @@ class Options(RoomOptions):
         description="`ort` ships model.ort, ONNX Runtime's own format: it loads without parsing and optimising, holds "
         "all weights in the one file, and is tied to the runtime beside it.",
     )
+    webgpu: bool = Field(
+        False,
+        description='ship the WebGPU build of the runtime (27 MB) beside the WASM one; `load({ backend: "webgpu" })` '
+        "takes it where the browser has a GPU for it.",
+    )
     max_file_mb: int = Field(
         1024,
         ge=1,

@@ -10,6 +10,7 @@ from packager.shapes import pin_shapes
 from packager.targets.web.options import Options
 
 RUNTIME_DIR = "runtime_dir"
+WEBGPU_FOLDER = "webgpu"
 
 MAX_BYTES = 3_700_000_000
 """Model and external data together that still loaded in Chromium: WASM addresses 4 GiB."""
@@ -47,7 +48,7 @@ def plan_for(request: PlanRequest) -> Plan:
         signature=signature,
         steps=_steps(model, options, facts.pins),
         options=options.model_dump_json(),
-        notes=_notes(signature, request.precision),
+        notes=_notes(signature, request.precision, options),
         local=((RUNTIME_DIR, options.runtime_dir),) if options.runtime_dir else (),
     )
 
@@ -163,18 +164,27 @@ def _steps(model: Model, options: Options, pins: dict[str, str]) -> tuple[Step, 
         saving = Step("Copying the model", (("opset", str(model.opset)),))
     return (
         saving,
-        Step("Adding the runtime", (("package", pins["package"]), ("version", pins["version"]))),
+        Step(
+            "Adding the runtime",
+            (
+                ("package", pins["package"]),
+                ("version", pins["version"]),
+                *((("builds", "wasm, webgpu"),) if options.webgpu else ()),
+            ),
+        ),
         Step("Writing the loader", (("threads", "1, or more where the page is cross-origin isolated"),)),
         Step("Writing pages and server settings"),
     )
 
 
-def _notes(signature: Signature, precision: str) -> tuple[str, ...]:
+def _notes(signature: Signature, precision: str, options: Options) -> tuple[str, ...]:
     found = []
     if precision.startswith("int8"):
         found.append("int8 makes the download smaller, not the answers quicker: WASM has no int8 instructions")
     if precision == "fp16":
         found.append("fp16 halves the download; onnxruntime-web computes most of it in float32")
+    if options.webgpu:
+        found.append("WebGPU is smoke-run on a software adapter; the verdict's level and numbers are those of WASM")
     texts = [spec.name for spec in signature.inputs if spec.dtype == "string"]
     if texts:
         found.append(f"onnxruntime-web cuts strings at a NUL; the loader refuses such ({', '.join(texts)})")

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,37 +19,18 @@ from packager.bundle import Bundle, open_bundle
 from packager.errors import ToolchainMissing, VerificationError
 from packager.room import Runner, RuntimeInfo
 from packager.targets.web import node
-from packager.targets.web.browser import CHOSEN, HOW, Running, browser_command, find_browser, running, scratch
-from packager.targets.web.server import HARNESS, Channel, Message, Site, serve
+from packager.targets.web.browser import HOW, Running, browsing, find_browser, running, scratch
+from packager.targets.web.conversation import NODE, Page, ProgramGone, greeted, heard, text_of, time_limit, who
+from packager.targets.web.server import HARNESS, Channel, Site, serve
+from packager.targets.web.webgpu import ON_WEBGPU, has_webgpu, smoke_run
 from packager.targets.web.wire_format import decode, encode
 
 if TYPE_CHECKING:
     import numpy as np
 
-GREETING_SECONDS = 120.0
-"""How long a page may take to load the runtime and a small model; :data:`SLOWEST` bytes of model add a second each."""
-
-SLOWEST = 10e6
-"""Bytes per second."""
-
-TICK = 0.05
 GOLDEN = "golden"
-NODE = "node"
 GATE_BYTES = 256 << 20
 """A larger bundle is left to the browser alone: Node would take as long to load it."""
-
-
-class ProgramGone(Exception):
-    """The browser or Node ended by itself. Never leaves this module."""
-
-
-@dataclass(frozen=True)
-class Page:
-    """One page that has loaded the bundle."""
-
-    channel: Channel
-    program: Running
-    host: Mapping[str, object]
 
 
 @contextlib.contextmanager
@@ -69,26 +47,23 @@ def run_bundle(folder: Path) -> Iterator[Runner]:
     if browser is None and node_command is None:
         raise ToolchainMissing("there is neither a browser nor Node to run the bundle", f"{HOW}; or {node.HOW}")
     channels = (Channel("plain", 1, False), Channel("isolated", 2, True)) if browser else ()
-    in_node = Channel(NODE, 1, False)
+    in_node, on_gpu = Channel(NODE, 1, False), Channel("webgpu", 1, False, ON_WEBGPU)
     files = frozenset(file.path for file in bundle.files)
-    limit = GREETING_SECONDS + bundle.total_bytes / SLOWEST
+    limit = time_limit(bundle)
     with contextlib.ExitStack() as stack:
-        site = stack.enter_context(serve(folder, files, module, (*channels, in_node)))
+        site = stack.enter_context(serve(folder, files, module, (*channels, in_node, on_gpu)))
+        gate = ""
         if browser is None:
             started = [(in_node, stack.enter_context(_node(node_command or [], site.base(in_node), folder)))]
         else:
             gate = _gate(node_command, site.base(in_node), in_node, bundle, limit)
-            started = [(channel, stack.enter_context(_page(browser, site.base(channel)))) for channel in channels]
+            started = [(channel, stack.enter_context(browsing(browser, site.page(channel)))) for channel in channels]
         stack.callback(lambda: [program.stop() for _, program in started])  # all at once, before each is waited for
-        pages = tuple(_greeted(channel, program, limit) for channel, program in started)
-        yield _Runner(bundle, site, pages, "" if browser is None else gate)
-
-
-@contextlib.contextmanager
-def _page(browser: str, base: str) -> Iterator[Running]:
-    own = scratch()
-    with running(browser_command(browser, str(own / "profile"), f"{base}page/index.html"), own) as program:
-        yield program
+        pages = tuple(greeted(channel, program, limit) for channel, program in started)
+        more = [("gate", gate)] if gate else []
+        if has_webgpu(bundle):
+            more.append(("webgpu", smoke_run(browser, site, on_gpu, bundle)))
+        yield _Runner(bundle, site, pages, tuple(more))
 
 
 @contextlib.contextmanager
@@ -109,7 +84,7 @@ def _gate(command: list[str] | None, base: str, channel: Channel, bundle: Bundle
         return ""
     with _node(command, base, bundle.folder) as program:
         try:
-            host = _greeted(channel, program, limit).host
+            host = greeted(channel, program, limit).host
         except ToolchainMissing:
             return ""  # this Node is too old or broken, which says nothing of the bundle
     return f"loaded in {host['engine']} {host['version']}"
@@ -124,61 +99,11 @@ def _module(bundle: Bundle) -> str:
         raise VerificationError(f"package.json is missing or malformed: {error!r}", "build the bundle again") from error
 
 
-def _greeted(channel: Channel, program: Running, limit: float) -> Page:
-    """The page once it has loaded the bundle.
-
-    Raises:
-        ToolchainMissing: its program ended.
-        VerificationError: it can't load the bundle, or said nothing for too long.
-    """
-    try:
-        message = _heard(channel, program, limit)
-    except ProgramGone as gone:
-        hint = f"{HOW}; {CHOSEN}= (empty) lets Node stand in"
-        raise ToolchainMissing(f"what runs the bundle doesn't run here: {gone}", hint) from gone
-    if message.kind != "hello":
-        raise VerificationError(f"{_who(channel)} can't load the bundle: {_text(message)}", "build the bundle again")
-    host = json.loads(message.body)
-    if (host["isolated"], host["threads"]) != (channel.isolated, channel.threads):
-        raise VerificationError(
-            f"the page was to run {channel.threads} threads, isolated {channel.isolated}; it says "
-            f"{host['threads']} and {host['isolated']}",
-            "a machine with one core can't run two threads",
-        )
-    return Page(channel, program, host)
-
-
-def _heard(channel: Channel, program: Running, limit: float | None) -> Message:
-    """What the page says next; without a limit, the engine's own holds.
-
-    Raises:
-        ProgramGone: its program ended.
-        VerificationError: it said nothing for too long.
-    """
-    started = time.monotonic()
-    while True:
-        with contextlib.suppress(queue.Empty):
-            return channel.said.get(timeout=TICK)
-        ended = program.ended()
-        if ended is not None and channel.said.empty():
-            raise ProgramGone(f"the program of {_who(channel)} is gone: {ended}")
-        if limit is not None and time.monotonic() - started > limit:
-            raise VerificationError(f"{_who(channel)} said nothing for {limit:.0f} s", "is the machine busy?")
-
-
-def _who(channel: Channel) -> str:
-    return "Node" if channel.name == NODE else f"the {channel.name} page"
-
-
-def _text(message: Message) -> str:
-    return " ".join(message.body.decode("utf-8", errors="replace").split())[:1000]
-
-
 class _Runner:
     """The pages behind the engine's Protocol."""
 
-    def __init__(self, bundle: Bundle, site: Site, pages: tuple[Page, ...], gate: str) -> None:
-        self._bundle, self._site, self._pages, self._gate = bundle, site, pages, gate
+    def __init__(self, bundle: Bundle, site: Site, pages: tuple[Page, ...], more: tuple[tuple[str, str], ...]) -> None:
+        self._bundle, self._site, self._pages, self._more = bundle, site, pages, more
         self._in_browser = pages[0].channel.name != NODE
         self._apart = 0.0
         self._same = True
@@ -192,7 +117,7 @@ class _Runner:
         ]
         modes = " and ".join(str(page.host["threads"]) for page in self._pages)
         details = [(str(host["engine"]).lower(), str(host["version"]))]
-        details += [("gate", self._gate)] if self._gate else []
+        details += self._more
         details += [
             (
                 f"{page.channel.name} page" if self._in_browser else "page",
@@ -229,11 +154,11 @@ class _Runner:
 
     def _answer(self, page: Page) -> dict[str, np.ndarray]:
         try:
-            said = _heard(page.channel, page.program, None)
+            said = heard(page.channel, page.program, None)
         except ProgramGone as gone:
             raise VerificationError(str(gone), "is there enough memory?") from gone
         if said.kind != "result":
-            raise VerificationError(f"{_who(page.channel)}: {_text(said)}")
+            raise VerificationError(f"{who(page.channel)}: {text_of(said)}")
         outputs: dict[str, np.ndarray] = decode(said.body, self._bundle.signature)
         return outputs
 
@@ -246,9 +171,7 @@ class _Runner:
         self._same = False
         self._apart = max([self._apart, *(output.metrics.max_abs or 0.0 for output in found.outputs if output.metrics)])
         if not found.passed:
-            raise VerificationError(
-                f"{_who(page.channel)} answers otherwise than the first: {'; '.join(found.reasons)}"
-            )
+            raise VerificationError(f"{who(page.channel)} answers otherwise than the first: {'; '.join(found.reasons)}")
 
 
 def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:

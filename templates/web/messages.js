@@ -26,7 +26,7 @@ const SAID = {
       ? new Error(`${url}: the server answered with an HTML page (${type}), not with the file; is it deployed, and does the server answer 404 where one is missing?`)
       : new Error(`${url} has ${size} bytes (${type ?? "no type"}), ${packaged} were packaged; deploy the bundle's own file.`),
   digest: (url, hex) => new Error(`${url} is not the file that was packaged: its SHA-256 is ${hex}.`),
-  script: (error) => unimportable(new URL("./runtime/ort.wasm.min.js", import.meta.url).href, error.message),
+  script: (error, url = new URL("./runtime/ort.wasm.min.js", import.meta.url).href) => unimportable(url, error.message),
   start: notStarted,
 };
 

@@ -470,7 +470,7 @@ def test_a_page_that_crashes_is_noticed_within_seconds(small: Path, own_temp: Pa
 def test_a_page_that_hangs_ends_at_the_time_limit(harmed: Path, own_temp: Path, monkeypatch: pytest.MonkeyPatch):
     (harmed / "m.js").write_text("export const load = () => new Promise(() => {});")
     reseal(harmed, plan_of(harmed / "model.onnx"))
-    monkeypatch.setattr("packager.targets.web.running.GREETING_SECONDS", 2.0)
+    monkeypatch.setattr("packager.targets.web.conversation.GREETING_SECONDS", 2.0)
     monkeypatch.setattr("packager.targets.web.node.find_node", lambda: None)
     with pytest.raises(VerificationError, match="plain page said nothing for 4 s"), room.runner(harmed):
         pass
