@@ -15,7 +15,7 @@ from packager.render import render
 from packager.room import Kind, Plan, Stage, kind_named
 from packager.targets.web.options import Options
 from packager.targets.web.planning import RUNTIME_DIR, WEBGPU_FOLDER, is_split, model_file
-from packager.targets.web.runtime import WEBGPU, place_runtime
+from packager.targets.web.runtime import WEBGPU, compress, place_runtime
 
 PAGES = ("demo/index.html", "demo/demo.js", "verify/index.html", "verify/check.js")
 STATIC = (
@@ -23,6 +23,10 @@ STATIC = (
     "servers/nginx.conf", "servers/apache.htaccess",
 )  # fmt: skip
 CODE = (".js", ".wasm")
+MIN_COMPRESSED, MAX_COMPRESSED = 64 << 10, 64 << 20
+"""Bytes of a model file that is compressed: smaller isn't worth a file, larger takes too long (2 s per 10 MB)."""
+
+WORTH_IT = 0.9
 ARRAYS = {
     "float32": "Float32Array", "float64": "Float64Array", "int8": "Int8Array", "int16": "Int16Array",
     "int32": "Int32Array", "int64": "BigInt64Array", "uint8": "Uint8Array", "uint16": "Uint16Array",
@@ -50,6 +54,8 @@ def build_bundle(plan: Plan, stage: Stage) -> None:
     _place_model(stage, options)
     _write_loader(kind, plan, stage.folder, options)
     _write_pages(kind, plan, stage.folder)
+    for path in (stage.folder / model_file(options), *sorted(stage.folder.glob("weights-*.bin"))):
+        _precompress(path)
     write_text(stage.folder / "package.json", to_json(_package(kind, plan)))
     write_text(stage.folder / "sri.json", to_json(_integrity(stage.folder, model_file(options))))
 
@@ -76,6 +82,18 @@ def _place_model(stage: Stage, options: Options) -> None:
     for file in (path, *sorted(stage.folder.glob("weights-*.bin"))):
         if file.stat().st_size > max(limit, 1 << 30):
             raise BuildError(f"{file.name} has {file.stat().st_size} bytes, more than a browser holds in one piece")
+
+
+def _precompress(path: Path) -> None:
+    """Put ``.gz`` and ``.br`` beside a model or weights file that they make clearly smaller: floats seldom are."""
+    size = path.stat().st_size
+    if not MIN_COMPRESSED <= size <= MAX_COMPRESSED:
+        return
+    compress(path, path.read_bytes())
+    made = [path.with_name(f"{path.name}.{end}") for end in ("gz", "br")]
+    if min(file.stat().st_size for file in made) > WORTH_IT * size:
+        for file in made:
+            file.unlink()
 
 
 def _save_ort(model: Path, target: Path) -> None:

@@ -309,6 +309,25 @@ def test_a_model_in_onnx_runtimes_own_format_runs(tmp_path: Path):
     assert (bundle(again, format="ort") / "model.ort").read_bytes() == (folder / "model.ort").read_bytes()
 
 
+def test_a_model_that_compresses_well_is_shipped_compressed_too(tmp_path: Path):
+    rng = np.random.default_rng(7)
+    for name, weights in (("few", rng.integers(-2, 2, (256, 256))), ("noise", rng.standard_normal((256, 256)))):
+        constant = numpy_helper.from_array(weights.astype(np.float32), "w")
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+        shape: list[int | str | None] = ["n", 256]
+        path = save(
+            model(nodes, [value("x", FLOAT, shape)], [value("y", FLOAT, shape)], [constant]), tmp_path / f"{name}.onnx"
+        )
+        folder = bundle(path)
+        data = path.read_bytes()
+        assert (folder / "model.onnx.br").exists() == (folder / "model.onnx.gz").exists() == (name == "few")
+        if name == "few":
+            assert brotli.decompress((folder / "model.onnx.br").read_bytes()) == data
+            assert gzip.decompress((folder / "model.onnx.gz").read_bytes()) == data
+            roles = {file["path"]: file["role"] for file in json.loads((folder / "bundle.json").read_text())["files"]}
+            assert roles["model.onnx.gz"] == "precompressed" == roles["runtime/ort.wasm.min.js.br"]
+
+
 def test_an_ort_file_is_not_split(tmp_path: Path):
     path, _ = dense(tmp_path / "m.onnx")
     with pytest.raises(Refused, match=r"an \.ort file holds all weights"):
