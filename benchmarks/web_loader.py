@@ -1,7 +1,7 @@
 """What the web bundle's loader adds to a run, measured in a browser: ``python benchmarks/web_loader.py``.
 
 The page runs one model through the bundle's loader and through onnxruntime-web called directly, on the same runtime
-instance, in turn. A round is a hundred runs of each, since browsers round their clock, and the best round of each
+instance, in turn. A round is twenty runs of each, since browsers round their clock, and the best round of each
 counts, since machines are noisy. The aim is under 0.2 ms more a run.
 """
 
@@ -28,8 +28,8 @@ MEASURE = b"""
 import { load } from "./bundle/relu.js";
 import * as ort from "./bundle/runtime/ort.wasm.min.js";
 
-const ROUNDS = 31;
-const RUNS = 100;
+const ROUNDS = 201;
+const RUNS = 20;
 const data = new Float32Array(SIZE).fill(-1);
 const dims = [1, SIZE];
 
