@@ -46,6 +46,7 @@ format: setup
 bench: setup
 	$(BIN)/python examples/fetch.py .corpus
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/web_loader.py
 
 corpus: setup
 	$(BIN)/python examples/fetch.py .corpus

@@ -61,6 +61,7 @@ class Limits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     opset: dict[str, int] = Field({}, description="highest operator set per domain ('ai.onnx' is the default one)")
     ir: int | None = Field(None, description="highest ONNX IR version")
+    domains: list[str] = Field([], description="operator domains the runtime has operators of; empty: any")
     refused_domains: list[str] = Field([], description="operator domains no operator of which converts")
     refused_operators: dict[str, str] = Field({}, description="operators that never convert, with the reason")
     dtypes: list[str] = Field([], description="dtypes allowed in the signature; empty: all")
@@ -184,7 +185,9 @@ class Plan:
 
     ``signature`` is what the bundle will take and give, shapes pinned. ``options`` are the room's, as JSON.
     ``notes`` are things the user should know (something lowered, something that costs). ``transforms`` are the passes
-    that ran before the room planned, as JSON (see :func:`packager.transform_registry.load_pass`).
+    that ran before the room planned, as JSON (see :func:`packager.transform_registry.load_pass`). ``local`` says where
+    things are on this machine: it reaches ``build``, decides no byte of the result, and is neither sealed nor part of
+    cache keys.
     """
 
     target: str
@@ -200,6 +203,7 @@ class Plan:
     options: str = "{}"
     notes: tuple[str, ...] = ()
     transforms: str = "[]"
+    local: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _ingredients(run: Run, target: Target, plan: Plan, source: Source) -> Ingred
         "packager code": run.code,
         "room and templates": tree_digest(*folders),
         "model": run.model.digest,
-        "plan": TypeAdapter(Plan).dump_json(plan).decode(),
+        "plan": TypeAdapter(Plan).dump_json(replace(plan, local=())).decode(),
         "reference": reference,
         "tools": json.dumps(tool_versions(kind), sort_keys=True),
         "tolerance": repr((run.manifest.policy, target.tolerance)),

@@ -31,7 +31,7 @@ CHOSEN = "PACKAGER_BROWSER"
 HOW = f"install Chromium or Chrome (Debian: apt-get install chromium), or give its path in {CHOSEN}"
 
 FLAGS = (
-    "--headless=new", "--disable-gpu", "--disable-quic", "--no-first-run", "--no-default-browser-check",
+    "--headless=new", "--disable-quic", "--no-first-run", "--no-default-browser-check",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
     "--disable-breakpad", "--disable-crash-reporter", "--disable-default-apps", "--disable-dev-shm-usage",
     "--disable-features=Translate,OptimizationHints,MediaRouter,DialMediaRouteProvider", "--metrics-recording-only",
@@ -39,6 +39,10 @@ FLAGS = (
     "--disable-background-timer-throttling",
 )  # fmt: skip
 """No window, no network of its own, no throttling; ``--disable-dev-shm-usage`` since containers have 64 MiB there."""
+
+NO_GPU = ("--disable-gpu",)
+SOFTWARE_GPU = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+"""WebGPU by SwiftShader, on any machine."""
 
 LOG_LINES = 8
 MAX_TEMP_BYTES = 104 - 46 - len("/packager-web-12345678")
@@ -53,11 +57,11 @@ def find_browser() -> str | None:
     return found or next((place for place in PLACES.get(sys.platform, ()) if Path(place).is_file()), None)
 
 
-def browser_command(program: str, profile: str, url: str) -> list[str]:
-    """How to open ``url`` in a headless browser with an empty profile."""
+def browser_command(program: str, profile: str, url: str, gpu: tuple[str, ...] = NO_GPU) -> list[str]:
+    """How to open ``url`` in a headless browser with an empty profile; ``gpu`` are its flags on that matter."""
     # A sandbox needs a user other than root; the page is our own, served from this machine.
     sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    return [program, *FLAGS, *sandbox, f"--user-data-dir={profile}", url]
+    return [program, *FLAGS, *gpu, *sandbox, f"--user-data-dir={profile}", url]
 
 
 def scratch() -> Path:
@@ -107,3 +111,11 @@ def running(command: list[str], folder: Path) -> Iterator[Running]:
         made.stop()
         process.wait()
         process.stdout.close()
+
+
+@contextlib.contextmanager
+def browsing(program: str, url: str, gpu: tuple[str, ...] = NO_GPU) -> Iterator[Running]:
+    """Open ``url`` in a browser with an empty profile until the block ends."""
+    own = scratch()
+    with running(browser_command(program, str(own / "profile"), url, gpu), own) as made:
+        yield made

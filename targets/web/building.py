@@ -14,15 +14,19 @@ from packager.model import Signature, TensorSpec, open_model, sha256_file
 from packager.render import render
 from packager.room import Kind, Plan, Stage, kind_named
 from packager.targets.web.options import Options
-from packager.targets.web.planning import is_split
-from packager.targets.web.runtime import place_runtime
+from packager.targets.web.planning import RUNTIME_DIR, WEBGPU_FOLDER, is_split, model_file
+from packager.targets.web.runtime import WEBGPU, compress, place_runtime
 
-MODEL = "model.onnx"
 PAGES = ("demo/index.html", "demo/demo.js", "verify/index.html", "verify/check.js")
 STATIC = (
-    "demo/style.css", "verify/golden.js", "verify/compare.js", "verify/verify.js", "verify/style.css", "_headers",
+    "verify/golden.js", "verify/compare.js", "verify/verify.js", "verify/style.css", "_headers",
     "servers/nginx.conf", "servers/apache.htaccess",
 )  # fmt: skip
+CODE = (".js", ".wasm")
+MIN_COMPRESSED, MAX_COMPRESSED = 64 << 10, 64 << 20
+"""Bytes of a model file that is compressed: smaller isn't worth a file, larger takes too long (2 s per 10 MB)."""
+
+WORTH_IT = 0.9
 ARRAYS = {
     "float32": "Float32Array", "float64": "Float64Array", "int8": "Int8Array", "int16": "Int16Array",
     "int32": "Int32Array", "int64": "BigInt64Array", "uint8": "Uint8Array", "uint16": "Uint16Array",
@@ -43,19 +47,27 @@ def build_bundle(plan: Plan, stage: Stage) -> None:
     kind, options = kind_named(plan.kind), Options.model_validate_json(plan.options)
     assert kind.templates is not None  # noqa: S101 - the templates of this room lie in the same package
     licence = (kind.templates / "runtime-licence.txt").read_text(encoding="utf-8")
-    place_runtime(kind.facts.pins, licence, options.runtime_dir, stage.folder / "runtime")
+    source = dict(plan.local).get(RUNTIME_DIR, "")
+    place_runtime(kind.facts.pins, licence, source, stage.folder / "runtime")
+    if options.webgpu:
+        place_runtime(kind.facts.pins, licence, source, stage.folder / WEBGPU_FOLDER, WEBGPU)
     _place_model(stage, options)
-    _write_loader(kind, plan, stage.folder)
+    _write_loader(kind, plan, stage.folder, options)
     _write_pages(kind, plan, stage.folder)
+    for path in (stage.folder / model_file(options), *sorted(stage.folder.glob("weights-*.bin"))):
+        _precompress(path)
     write_text(stage.folder / "package.json", to_json(_package(kind, plan)))
-    write_text(stage.folder / "sri.json", to_json(_integrity(stage.folder)))
+    write_text(stage.folder / "sri.json", to_json(_integrity(stage.folder, model_file(options))))
 
 
 def _place_model(stage: Stage, options: Options) -> None:
     """The model's own bytes where one file is enough, else saved anew with its weights in files of bounded size."""
-    model = open_model(stage.model)
+    model, path = open_model(stage.model), stage.folder / model_file(options)
+    if options.format == "ort":
+        _save_ort(stage.model, path)
+        return
     if not is_split(model, options):
-        clone_file(stage.model, stage.folder / MODEL)
+        clone_file(stage.model, path)
         return
     from packager.transform import Context
     from packager.transforming import apply
@@ -64,16 +76,45 @@ def _place_model(stage: Stage, options: Options) -> None:
     with tempfile.TemporaryDirectory(prefix="packager-web-") as name:
         work = Path(name)
         apply(
-            (), Context(stage.model, work, stage.goldens), stage.folder / MODEL, max_inline_bytes=limit // 2,
-            max_file_bytes=limit, check_runtime=False,
+            (), Context(stage.model, work, stage.goldens), path, max_inline_bytes=limit // 2, max_file_bytes=limit,
+            check_runtime=False,
         )  # fmt: skip
-    _check_split(stage.folder, limit)
+    for file in (path, *sorted(stage.folder.glob("weights-*.bin"))):
+        if file.stat().st_size > max(limit, 1 << 30):
+            raise BuildError(f"{file.name} has {file.stat().st_size} bytes, more than a browser holds in one piece")
 
 
-def _check_split(folder: Path, limit: int) -> None:
-    for path in (folder / MODEL, *sorted(folder.glob("weights-*.bin"))):
-        if path.stat().st_size > max(limit, 1 << 30):
-            raise BuildError(f"{path.name} has {path.stat().st_size} bytes, more than a browser holds in one piece")
+def _precompress(path: Path) -> None:
+    """Put ``.gz`` and ``.br`` beside a model or weights file that they make clearly smaller: floats seldom are."""
+    size = path.stat().st_size
+    if not MIN_COMPRESSED <= size <= MAX_COMPRESSED:
+        return
+    compress(path, path.read_bytes())
+    made = [path.with_name(f"{path.name}.{end}") for end in ("gz", "br")]
+    if min(file.stat().st_size for file in made) > WORTH_IT * size:
+        for file in made:
+            file.unlink()
+
+
+def _save_ort(model: Path, target: Path) -> None:
+    """Save the graph as ONNX Runtime reads it fastest: parsed, and optimised as far as any CPU takes it.
+
+    The level is the highest that doesn't lay tensors out for the CPU that built it.
+
+    Raises:
+        BuildError: ONNX Runtime refused.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(target)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise BuildError(f"ONNX Runtime can't save it as .ort: {error}", 'leave `format` at "onnx"') from error
 
 
 def module_name(plan: Plan) -> str:
@@ -81,25 +122,32 @@ def module_name(plan: Plan) -> str:
     return f"{plan.name}.js"
 
 
-def _write_loader(kind: Kind, plan: Plan, folder: Path) -> None:
-    model = open_model(folder / MODEL)
-    module = module_name(plan)
+def _write_loader(kind: Kind, plan: Plan, folder: Path, options: Options) -> None:
+    model = model_file(options)
+    external = [] if model.endswith(".ort") else [file.location for file in open_model(folder / model).external]
+    module, messages = module_name(plan), f"{plan.name}.messages.js"
     loader = render(
         kind,
         f"{kind.name}/loader.js.j2",
         module=module,
+        messages=messages,
         types=f"{plan.name}.d.ts",
         runtime_version=kind.facts.pins["version"],
         signature=signature_literal(plan.signature),
         wasm=_file(folder / "runtime", "ort-wasm-simd-threaded.wasm"),
-        model=_file(folder, MODEL),
-        external=[_file(folder, file.location) for file in model.external],
+        model=_file(folder, model),
+        external=[_file(folder, location) for location in external],
+        webgpu=_file(folder, f"{WEBGPU_FOLDER}/ort-wasm-simd-threaded.asyncify.wasm") if options.webgpu else None,
     )
     write_text(folder / module, loader)
+    assert kind.templates is not None  # noqa: S101 - see above
+    write_text(folder / messages, (kind.templates / "messages.js").read_text(encoding="utf-8"))
     types = render(
         kind,
         f"{kind.name}/types.d.ts.j2",
         module=module,
+        model=model,
+        webgpu=options.webgpu,
         inputs=[_typed(spec) for spec in plan.signature.inputs],
         outputs=[_typed(spec) for spec in plan.signature.outputs],
     )
@@ -169,10 +217,11 @@ def _is_semver(text: str) -> bool:
     return bool(re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?", text))
 
 
-def _integrity(folder: Path) -> dict[str, str]:
+def _integrity(folder: Path, model: str) -> dict[str, str]:
     """Subresource-Integrity values of scripts, WASM and model by path."""
     found: dict[str, str] = {}
-    paths = [*folder.glob("*.js"), *folder.glob("runtime/*.js"), *folder.glob("runtime/*.wasm"), folder / MODEL]
+    code = [path for where in ("runtime", WEBGPU_FOLDER) for path in (folder / where).glob("*") if path.suffix in CODE]
+    paths = [*folder.glob("*.js"), *code, folder / model]
     for path in sorted([*paths, *folder.glob("weights-*.bin")]):
         try:
             with path.open("rb") as stream:

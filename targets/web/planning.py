@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from packager.errors import Refused
-from packager.model import Model, Signature
+from packager.graph import Node
+from packager.model import Model, Signature, TensorSpec
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
 from packager.targets.web.options import Options
+
+RUNTIME_DIR = "runtime_dir"
+WEBGPU_FOLDER = "webgpu"
 
 MAX_BYTES = 3_700_000_000
 """Model and external data together that still loaded in Chromium: WASM addresses 4 GiB."""
@@ -31,7 +35,7 @@ def plan_for(request: PlanRequest) -> Plan:
     _check_nodes(model, facts.limits)
     signature = pin_shapes(model.signature, request.shapes)
     _check_signature(signature, facts.limits)
-    _check_sizes(model)
+    _check_sizes(model, options)
     return Plan(
         target=request.target,
         kind=request.kind,
@@ -44,7 +48,8 @@ def plan_for(request: PlanRequest) -> Plan:
         signature=signature,
         steps=_steps(model, options, facts.pins),
         options=options.model_dump_json(),
-        notes=_notes(signature, request.precision),
+        notes=_notes(signature, request.precision, options),
+        local=((RUNTIME_DIR, options.runtime_dir),) if options.runtime_dir else (),
     )
 
 
@@ -69,12 +74,24 @@ def _check_versions(model: Model, limits: Limits) -> None:
 
 
 def _check_nodes(model: Model, limits: Limits) -> None:
-    found = [node.label for node in model.structure.walk() if node.domain in limits.refused_domains]
+    structure = model.structure
+    local = {(function.domain, function.name) for function in structure.functions}
+    found = [
+        f"node {node.label}: {reason}"
+        for node in structure.walk()
+        if (node.domain, node.op_type) not in local and (reason := _refused(node, limits))
+    ]
     if found:
         raise Refused(
-            "onnxruntime-web has no such operators:" + "".join(f"\n  node {label}" for label in found),
-            "export the model without them",
+            "onnxruntime-web has no such operators:" + "".join(f"\n  {line}" for line in found),
+            "export the model without them; layouts and fusions that another runtime saved into it don't travel",
         )
+
+
+def _refused(node: Node, limits: Limits) -> str:
+    if (node.domain or "ai.onnx") not in limits.domains:
+        return f"it knows operators of {', '.join(limits.domains)} only"
+    return limits.refused_operators.get(node.operator, "")
 
 
 def _check_signature(signature: Signature, limits: Limits) -> None:
@@ -82,7 +99,7 @@ def _check_signature(signature: Signature, limits: Limits) -> None:
     for side, specs in (("input", signature.inputs), ("output", signature.outputs)):
         for spec in specs:
             if spec.kind != "tensor":
-                wrong.append(f"{side} '{spec.name}' is a {spec.dtype}; only tensors cross into JavaScript")
+                wrong.append(f"{side} '{spec.name}' is a {spec.dtype}; JavaScript gets tensors only: {_flat(spec)}")
             elif spec.dtype not in limits.dtypes:
                 wrong.append(f"{side} '{spec.name}' is {spec.dtype}, which has no array in JavaScript")
             if spec.name == "__proto__":
@@ -98,7 +115,22 @@ def _check_signature(signature: Signature, limits: Limits) -> None:
         )
 
 
-def _check_sizes(model: Model) -> None:
+def _flat(spec: TensorSpec) -> str:
+    """What to do about an input or output that is no tensor."""
+    if spec.kind == "sequence":
+        return "join its parts with ConcatFromSequence, or give each a name of its own"
+    if spec.kind == "optional":
+        return "make it a plain tensor"
+    return "export probabilities as a tensor (skl2onnx: zipmap=False)"
+
+
+def _check_sizes(model: Model, options: Options) -> None:
+    if options.format == "ort" and total_bytes(model) > options.max_file_mb << 20:
+        raise Refused(
+            f"the model takes {total_bytes(model)} bytes; an .ort file holds all weights, and max_file_mb is "
+            f"{options.max_file_mb}",
+            'choose format = "onnx", which splits weights off',
+        )
     found = [
         f"constant '{tensor.name}' takes {tensor.nbytes} bytes; a browser holds {MAX_TENSOR_BYTES} in one piece"
         for tensor in model.structure.tensors()
@@ -118,25 +150,41 @@ def is_split(model: Model, options: Options) -> bool:
     return bool(model.external) or model.bytes > options.max_file_mb << 20
 
 
+def model_file(options: Options) -> str:
+    """The model's name in the bundle."""
+    return f"model.{options.format}"
+
+
 def _steps(model: Model, options: Options, pins: dict[str, str]) -> tuple[Step, ...]:
-    if is_split(model, options):
+    if options.format == "ort":
+        saving = Step("Saving the model as .ort", (("optimised", "extended"),))
+    elif is_split(model, options):
         saving = Step("Splitting weights off the model", (("largest file", f"{options.max_file_mb} MiB"),))
     else:
         saving = Step("Copying the model", (("opset", str(model.opset)),))
     return (
         saving,
-        Step("Adding the runtime", (("package", pins["package"]), ("version", pins["version"]))),
+        Step(
+            "Adding the runtime",
+            (
+                ("package", pins["package"]),
+                ("version", pins["version"]),
+                *((("builds", "wasm, webgpu"),) if options.webgpu else ()),
+            ),
+        ),
         Step("Writing the loader", (("threads", "1, or more where the page is cross-origin isolated"),)),
         Step("Writing pages and server settings"),
     )
 
 
-def _notes(signature: Signature, precision: str) -> tuple[str, ...]:
+def _notes(signature: Signature, precision: str, options: Options) -> tuple[str, ...]:
     found = []
     if precision.startswith("int8"):
         found.append("int8 makes the download smaller, not the answers quicker: WASM has no int8 instructions")
     if precision == "fp16":
         found.append("fp16 halves the download; onnxruntime-web computes most of it in float32")
+    if options.webgpu:
+        found.append("WebGPU is smoke-run on a software adapter; the verdict's level and numbers are those of WASM")
     texts = [spec.name for spec in signature.inputs if spec.dtype == "string"]
     if texts:
         found.append(f"onnxruntime-web cuts strings at a NUL; the loader refuses such ({', '.join(texts)})")

@@ -1,6 +1,7 @@
 """Executing a bundle: its own loader and runtime in headless Chromium, twice, or in Node where there is no browser.
 
-One page has no special headers and one thread, the other is cross-origin isolated and has two. Every golden case goes
+Node loads the same files first: a missing or broken one shows there in half a second, before a browser starts. Then
+one page has no special headers and one thread, the other is cross-origin isolated and has two. Every golden case goes
 to both; what the first answers is compared with the goldens by the engine, and the two are compared here, by the
 bundle's own tolerances, since only one of them would be noticed otherwise.
 """
@@ -9,10 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,34 +19,18 @@ from packager.bundle import Bundle, open_bundle
 from packager.errors import ToolchainMissing, VerificationError
 from packager.room import Runner, RuntimeInfo
 from packager.targets.web import node
-from packager.targets.web.browser import CHOSEN, HOW, Running, browser_command, find_browser, running, scratch
-from packager.targets.web.server import HARNESS, Channel, Message, Site, serve
+from packager.targets.web.browser import HOW, Running, browsing, find_browser, running, scratch
+from packager.targets.web.conversation import NODE, Page, ProgramGone, greeted, heard, text_of, time_limit, who
+from packager.targets.web.server import HARNESS, Channel, Site, serve
+from packager.targets.web.webgpu import ON_WEBGPU, has_webgpu, smoke_run
 from packager.targets.web.wire_format import decode, encode
 
 if TYPE_CHECKING:
     import numpy as np
 
-GREETING_SECONDS = 120.0
-"""How long a page may take to load the runtime and a small model; :data:`SLOWEST` bytes of model add a second each."""
-
-SLOWEST = 10e6
-"""Bytes per second."""
-
-TICK = 0.05
 GOLDEN = "golden"
-
-
-class ProgramGone(Exception):
-    """The browser or Node ended by itself. Never leaves this module."""
-
-
-@dataclass(frozen=True)
-class Page:
-    """One page that has loaded the bundle."""
-
-    channel: Channel
-    program: Running
-    host: Mapping[str, object]
+GATE_BYTES = 256 << 20
+"""A larger bundle is left to the browser alone: Node would take as long to load it."""
 
 
 @contextlib.contextmanager
@@ -64,24 +46,48 @@ def run_bundle(folder: Path) -> Iterator[Runner]:
     browser, node_command = find_browser(), node.find_node()
     if browser is None and node_command is None:
         raise ToolchainMissing("there is neither a browser nor Node to run the bundle", f"{HOW}; or {node.HOW}")
-    channels: tuple[Channel, ...] = (Channel("plain", 1, False), Channel("isolated", 2, True))
+    channels = (Channel("plain", 1, False), Channel("isolated", 2, True)) if browser else ()
+    in_node, on_gpu = Channel(NODE, 1, False), Channel("webgpu", 1, False, ON_WEBGPU)
     files = frozenset(file.path for file in bundle.files)
+    limit = time_limit(bundle)
     with contextlib.ExitStack() as stack:
+        site = stack.enter_context(serve(folder, files, module, (*channels, in_node, on_gpu)))
+        gate = ""
         if browser is None:
-            channels = channels[:1]
-        site = stack.enter_context(serve(folder, files, module, channels))
-        programs: list[Running] = []
-        for channel in channels:
-            own = scratch()
-            if browser is None:
-                command = [*(node_command or []), str(HARNESS / "node.mjs"), site.base(channel), str(folder.resolve())]
-            else:
-                command = browser_command(browser, str(own / "profile"), f"{site.base(channel)}page/index.html")
-            programs.append(stack.enter_context(running(command, own)))
-        stack.callback(lambda: [program.stop() for program in programs])  # all at once, before each is waited for
-        limit = GREETING_SECONDS + bundle.total_bytes / SLOWEST
-        pages = [_greeted(channel, program, limit) for channel, program in zip(channels, programs, strict=True)]
-        yield _Runner(bundle, site, tuple(pages), browser is not None)
+            started = [(in_node, stack.enter_context(_node(node_command or [], site.base(in_node), folder)))]
+        else:
+            gate = _gate(node_command, site.base(in_node), in_node, bundle, limit)
+            started = [(channel, stack.enter_context(browsing(browser, site.page(channel)))) for channel in channels]
+        stack.callback(lambda: [program.stop() for _, program in started])  # all at once, before each is waited for
+        pages = tuple(greeted(channel, program, limit) for channel, program in started)
+        more = [("gate", gate)] if gate else []
+        if has_webgpu(bundle):
+            more.append(("webgpu", smoke_run(browser, site, on_gpu, bundle)))
+        yield _Runner(bundle, site, pages, tuple(more))
+
+
+@contextlib.contextmanager
+def _node(command: list[str], base: str, folder: Path) -> Iterator[Running]:
+    with running([*command, str(HARNESS / "node.mjs"), base, str(folder.resolve())], scratch()) as program:
+        yield program
+
+
+def _gate(command: list[str] | None, base: str, channel: Channel, bundle: Bundle, limit: float) -> str:
+    """Load the bundle in Node before a browser does; gives a line for the verdict, empty where Node had no part.
+
+    Only loading: the pages run the cases, and a large model would take as long again.
+
+    Raises:
+        VerificationError: the loader refused there; its own message is given.
+    """
+    if command is None or bundle.total_bytes > GATE_BYTES:
+        return ""
+    with _node(command, base, bundle.folder) as program:
+        try:
+            host = greeted(channel, program, limit).host
+        except ToolchainMissing:
+            return ""  # this Node is too old or broken, which says nothing of the bundle
+    return f"loaded in {host['engine']} {host['version']}"
 
 
 def _module(bundle: Bundle) -> str:
@@ -93,51 +99,12 @@ def _module(bundle: Bundle) -> str:
         raise VerificationError(f"package.json is missing or malformed: {error!r}", "build the bundle again") from error
 
 
-def _greeted(channel: Channel, program: Running, limit: float) -> Page:
-    try:
-        message = _heard(channel, program, limit)
-    except ProgramGone as gone:
-        hint = f"{HOW}; {CHOSEN}= (empty) lets Node stand in"
-        raise ToolchainMissing(f"what runs the bundle doesn't run here: {gone}", hint) from gone
-    if message.kind != "hello":
-        raise VerificationError(f"the page can't load the bundle: {_text(message)}", "build the bundle again")
-    host = json.loads(message.body)
-    if (host["isolated"], host["threads"]) != (channel.isolated, channel.threads):
-        raise VerificationError(
-            f"the page was to run {channel.threads} threads, isolated {channel.isolated}; it says "
-            f"{host['threads']} and {host['isolated']}",
-            "a machine with one core can't run two threads",
-        )
-    return Page(channel, program, host)
-
-
-def _heard(channel: Channel, program: Running, limit: float | None) -> Message:
-    """What the page says next; without a limit, the engine's own holds.
-
-    Raises:
-        ProgramGone: its program ended.
-        VerificationError: it said nothing for too long.
-    """
-    started = time.monotonic()
-    while True:
-        with contextlib.suppress(queue.Empty):
-            return channel.said.get(timeout=TICK)
-        ended = program.ended()
-        if ended is not None and channel.said.empty():
-            raise ProgramGone(f"the {channel.name} page's program is gone: {ended}")
-        if limit is not None and time.monotonic() - started > limit:
-            raise VerificationError(f"the {channel.name} page said nothing for {limit:.0f} s", "is the machine busy?")
-
-
-def _text(message: Message) -> str:
-    return " ".join(message.body.decode("utf-8", errors="replace").split())[:1000]
-
-
 class _Runner:
     """The pages behind the engine's Protocol."""
 
-    def __init__(self, bundle: Bundle, site: Site, pages: tuple[Page, ...], in_browser: bool) -> None:
-        self._bundle, self._site, self._pages, self._in_browser = bundle, site, pages, in_browser
+    def __init__(self, bundle: Bundle, site: Site, pages: tuple[Page, ...], more: tuple[tuple[str, str], ...]) -> None:
+        self._bundle, self._site, self._pages, self._more = bundle, site, pages, more
+        self._in_browser = pages[0].channel.name != NODE
         self._apart = 0.0
         self._same = True
         self.info = self._info()
@@ -150,9 +117,10 @@ class _Runner:
         ]
         modes = " and ".join(str(page.host["threads"]) for page in self._pages)
         details = [(str(host["engine"]).lower(), str(host["version"]))]
+        details += self._more
         details += [
             (
-                f"{page.channel.name} page",
+                f"{page.channel.name} page" if self._in_browser else "page",
                 f"threads {page.host['threads']}, isolated {'yes' if page.host['isolated'] else 'no'}",
             )
             for page in self._pages
@@ -186,11 +154,11 @@ class _Runner:
 
     def _answer(self, page: Page) -> dict[str, np.ndarray]:
         try:
-            said = _heard(page.channel, page.program, None)
+            said = heard(page.channel, page.program, None)
         except ProgramGone as gone:
             raise VerificationError(str(gone), "is there enough memory?") from gone
         if said.kind != "result":
-            raise VerificationError(f"the {page.channel.name} page: {_text(said)}")
+            raise VerificationError(f"{who(page.channel)}: {text_of(said)}")
         outputs: dict[str, np.ndarray] = decode(said.body, self._bundle.signature)
         return outputs
 
@@ -203,9 +171,7 @@ class _Runner:
         self._same = False
         self._apart = max([self._apart, *(output.metrics.max_abs or 0.0 for output in found.outputs if output.metrics)])
         if not found.passed:
-            raise VerificationError(
-                f"the {page.channel.name} page answers otherwise than the first: {'; '.join(found.reasons)}"
-            )
+            raise VerificationError(f"{who(page.channel)} answers otherwise than the first: {'; '.join(found.reasons)}")
 
 
 def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:

@@ -1,4 +1,4 @@
-"""The runtime that ships: three files of onnxruntime-web, fetched through npm by pin and checked by digest.
+"""The runtime that ships: three files a build of onnxruntime-web, fetched through npm by pin and checked by digest.
 
 npm uses its own configuration, so a company's mirror works and no host is named here. The tarball is checked against
 the registry's SHA-512 that ``target.toml`` pins, each file against its own SHA-256. What is cached is what ships:
@@ -32,15 +32,26 @@ SHIPPED = {
 }
 """Files of the package's ``dist`` folder that ship, and what they are called in the bundle's ``runtime/``."""
 
+WEBGPU = {
+    "ort.webgpu.min.mjs": "ort.webgpu.min.js",
+    "ort-wasm-simd-threaded.asyncify.mjs": "ort-wasm-simd-threaded.asyncify.js",
+    "ort-wasm-simd-threaded.asyncify.wasm": "ort-wasm-simd-threaded.asyncify.wasm",
+}
+"""The same of the build that computes on WebGPU, for the bundle's ``webgpu/``."""
+
+# Node's own threads aren't used. webpack's minimizer reads a .js asset as a script, where `await` can't stand.
+_NODE_THREADS = (b'if(isNode)isPthread=(await import("worker_threads")).workerData==="em-pthread";', b"")
 EDITS = {
     "ort.wasm.min.mjs": (
         (b'"ort.wasm.min.mjs"', b'"ort.wasm.min.js"'),
         (b'"ort-wasm-simd-threaded.mjs"', b'"ort-wasm-simd-threaded.js"'),
     ),
-    # Node's own threads aren't used. webpack's minimizer reads a .js asset as a script, where `await` can't stand.
-    "ort-wasm-simd-threaded.mjs": (
-        (b'if(isNode)isPthread=(await import("worker_threads")).workerData==="em-pthread";', b""),
+    "ort-wasm-simd-threaded.mjs": (_NODE_THREADS,),
+    "ort.webgpu.min.mjs": (
+        (b'"ort.webgpu.min.mjs"', b'"ort.webgpu.min.js"'),
+        (b'"ort-wasm-simd-threaded.asyncify.mjs"', b'"ort-wasm-simd-threaded.asyncify.js"'),
     ),
+    "ort-wasm-simd-threaded.asyncify.mjs": (_NODE_THREADS,),
 }
 """What is replaced in scripts as they are shipped: each text must be there exactly once."""
 
@@ -50,7 +61,9 @@ BROTLI_QUALITY = 9
 """Of the WASM file: 2.69 MB in 1.5 s; the highest quality (11) gains 12 % more and takes a minute."""
 
 
-def place_runtime(pins: Mapping[str, str], licence: str, runtime_dir: str, target: Path) -> None:
+def place_runtime(
+    pins: Mapping[str, str], licence: str, runtime_dir: str, target: Path, shipped: Mapping[str, str] = SHIPPED
+) -> None:
     """Put the runtime's files, as they ship, into the new folder ``target``.
 
     Args:
@@ -58,12 +71,14 @@ def place_runtime(pins: Mapping[str, str], licence: str, runtime_dir: str, targe
         licence: text of the runtime's licence.
         runtime_dir: where its files or tarball are, or empty to use the cache and npm.
         target: a folder that doesn't exist yet.
+        shipped: which files, and what they are called: :data:`SHIPPED` or :data:`WEBGPU`.
 
     Raises:
         ToolchainMissing: nothing is cached, and npm is absent or couldn't fetch.
         BuildError: a file isn't the pinned one.
     """
-    key = hashlib.sha256(repr((sorted(pins.items()), licence, _recipe())).encode()).hexdigest()[:16]
+    deciding = sorted((name, pins[name]) for name in ("package", "version", "integrity", *shipped))
+    key = hashlib.sha256(repr((deciding, licence, _recipe(shipped))).encode()).hexdigest()[:16]
     root = _runtimes()
     ready = None if root is None else root / f"{pins['package']}-{pins['version']}-{key}"
     if ready is not None and _is_whole(ready):
@@ -73,7 +88,7 @@ def place_runtime(pins: Mapping[str, str], licence: str, runtime_dir: str, targe
         work = Path(name)
         made = work / "ready" / "files"
         made.mkdir(parents=True)
-        _ship(_sources(pins, runtime_dir, work), pins, licence, made)
+        _ship(_sources(pins, runtime_dir, work, shipped), pins, licence, made, shipped)
         (made.parent / "digest").write_text(tree_digest(made), encoding="utf-8")
         if ready is not None:
             _keep(made.parent, ready)
@@ -87,11 +102,12 @@ def _runtimes() -> Path | None:
     return Path(chosen).absolute() if chosen else None if root is None else root / "runtimes"
 
 
-def _recipe() -> str:
+def _recipe(shipped: Mapping[str, str]) -> str:
     """What decides the shipped bytes beside the pins."""
     import brotli
 
-    return f"brotli {brotli.__version__} q{BROTLI_QUALITY} {EDITS!r}"
+    edits = {name: EDITS[name] for name in shipped if name in EDITS}
+    return f"brotli {brotli.__version__} q{BROTLI_QUALITY} {edits!r}"
 
 
 def _is_whole(folder: Path) -> bool:
@@ -117,20 +133,20 @@ def _keep(made: Path, ready: Path) -> None:
         return  # another process was quicker, or the cache can't be written: neither is a reason to fail
 
 
-def _sources(pins: Mapping[str, str], runtime_dir: str, work: Path) -> Path:
+def _sources(pins: Mapping[str, str], runtime_dir: str, work: Path, shipped: Mapping[str, str]) -> Path:
     """A folder that holds the package's files under their own names."""
     tarball = f"{pins['package']}-{pins['version']}.tgz"
     if runtime_dir:
         folder = Path(runtime_dir)
         if (folder / tarball).is_file():
-            return _unpack(folder / tarball, pins, work)
-        if all((folder / name).is_file() for name in SHIPPED):
+            return _unpack(folder / tarball, pins, work, shipped)
+        if all((folder / name).is_file() for name in shipped):
             return folder
         raise ToolchainMissing(
-            f"runtime_dir {folder} holds neither {tarball} nor the files {', '.join(SHIPPED)}",
+            f"runtime_dir {folder} holds neither {tarball} nor the files {', '.join(shipped)}",
             f"run `npm pack {pins['package']}@{pins['version']}` there on a machine with a network",
         )
-    return _unpack(_fetch(pins, work, tarball), pins, work)
+    return _unpack(_fetch(pins, work, tarball), pins, work, shipped)
 
 
 def _fetch(pins: Mapping[str, str], work: Path, tarball: str) -> Path:
@@ -155,7 +171,7 @@ def _offline(wanted: str) -> str:
     return f"check `npm view {wanted}`, or run `npm pack {wanted}` elsewhere and give its folder as runtime_dir"
 
 
-def _unpack(tarball: Path, pins: Mapping[str, str], work: Path) -> Path:
+def _unpack(tarball: Path, pins: Mapping[str, str], work: Path, shipped: Mapping[str, str]) -> Path:
     """Check the tarball and take the files out of it.
 
     Raises:
@@ -172,7 +188,7 @@ def _unpack(tarball: Path, pins: Mapping[str, str], work: Path) -> Path:
     folder = work / "dist"
     folder.mkdir()
     with tarfile.open(tarball, "r:gz") as tar:
-        for name in SHIPPED:
+        for name in shipped:
             try:
                 member = tar.extractfile(f"package/dist/{name}")
             except KeyError:
@@ -184,13 +200,13 @@ def _unpack(tarball: Path, pins: Mapping[str, str], work: Path) -> Path:
     return folder
 
 
-def _ship(source: Path, pins: Mapping[str, str], licence: str, made: Path) -> None:
+def _ship(source: Path, pins: Mapping[str, str], licence: str, made: Path, shipped: Mapping[str, str]) -> None:
     """Write the files as they ship.
 
     Raises:
         BuildError: a file isn't the pinned one.
     """
-    for name, shipped in SHIPPED.items():
+    for name, called in shipped.items():
         data = (source / name).read_bytes()
         found = hashlib.sha256(data).hexdigest()
         if found != pins[name]:
@@ -198,14 +214,14 @@ def _ship(source: Path, pins: Mapping[str, str], licence: str, made: Path) -> No
                 f"{name} is not that of {pins['package']} {pins['version']}: its SHA-256 is {found}",
                 "give the folder of exactly that version, unchanged",
             )
-        if shipped.endswith(".js"):
+        if called.endswith(".js"):
             data = re.sub(rb"\n?//# sourceMappingURL=\S*\s*$", b"\n", data)
         for before, after in EDITS.get(name, ()):
             if data.count(before) != 1:
                 raise BuildError(f"{name}: {before.decode()} is there {data.count(before)} times, not once")
             data = data.replace(before, after)
-        (made / shipped).write_bytes(data)
-        compress(made / shipped, data)
+        (made / called).write_bytes(data)
+        compress(made / called, data)
     (made / LICENCE).write_text(licence, encoding="utf-8", newline="\n")
 
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import queue
 import secrets
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -43,11 +44,15 @@ class Message:
 
 @dataclass
 class Channel:
-    """One way of serving the bundle, and the conversation with the one page that runs it."""
+    """One way of serving the bundle, and the conversation with the one page that runs it.
+
+    ``options`` are the loader's, beside the threads.
+    """
 
     name: str
     threads: int
     isolated: bool
+    options: tuple[tuple[str, object], ...] = ()
     cases: queue.Queue[bytes | None] = field(default_factory=queue.Queue)
     said: queue.Queue[Message] = field(default_factory=queue.Queue)
     closed: threading.Event = field(default_factory=threading.Event)
@@ -64,6 +69,10 @@ class Site:
     def base(self, channel: Channel) -> str:
         """The channel's URL, with a slash at its end."""
         return f"{self.origin}/{self.token}/{channel.name}/"
+
+    def page(self, channel: Channel) -> str:
+        """The URL of its page."""
+        return f"{self.base(channel)}page/index.html"
 
 
 @contextlib.contextmanager
@@ -83,9 +92,7 @@ def serve(bundle: Path, files: frozenset[str], module: str, channels: tuple[Chan
     class Handler(_Handler):
         site = _Served(bundle, files, module, token, by_name, served)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.block_on_close = False
+    server = _Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
@@ -97,6 +104,16 @@ def serve(bundle: Path, files: frozenset[str], module: str, channels: tuple[Chan
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A page that is closed breaks its connections: that is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -119,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         if channel is None:
             return self._answer(404, b"no such page", "text/plain")
         if what == "settings":
-            settings = {"module": self.site.module, "threads": channel.threads}
+            settings = {"module": self.site.module, "options": {"threads": channel.threads, **dict(channel.options)}}
             return self._answer(200, json.dumps(settings).encode(), "application/json", channel)
         if what == "next":
             return self._next(channel)

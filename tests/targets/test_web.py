@@ -15,7 +15,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -159,6 +159,7 @@ def test_every_dtype_scalars_empty_tensors_and_rank_8_come_through_a_browser(tmp
     assert details["plain page"] == "threads 1, isolated no"
     assert details["isolated page"] == "threads 2, isolated yes"
     assert details["pages agree"] == "bit for bit"
+    assert details.get("gate", "").startswith("loaded in Node ") == (node.find_node() is not None)
     for name in ("model.onnx", "m.js", *(f"runtime/{shipped}" for shipped in runtime.SHIPPED.values())):
         digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
         assert details[f"served {name}"] == f"sha256:{digest}", "what was executed is what ships"
@@ -206,10 +207,40 @@ def test_dtypes_without_an_array_in_javascript_are_refused_by_name(tmp_path: Pat
     assert f"input 'x' is {dtype.lower()}" in said and f"output 'y' is {dtype.lower()}" in said
 
 
-def test_a_sequence_output_is_refused_by_name(tmp_path: Path):
+def test_sequence_and_map_outputs_are_refused_by_name_with_what_to_do(tmp_path: Path):
     output = helper.make_tensor_sequence_value_info("parts", FLOAT, None)
     nodes = [helper.make_node("SequenceConstruct", ["x", "x"], ["parts"])]
-    assert "output 'parts' is a sequence" in refusal(save(model(nodes, [value("x")], [output]), tmp_path / "m.onnx"))
+    said = refusal(save(model(nodes, [value("x")], [output]), tmp_path / "m.onnx"))
+    assert "output 'parts' is a sequence" in said and "ConcatFromSequence" in said
+    table = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(FLOAT, []))
+    labels = {"classlabels_int64s": [0, 1, 2]}
+    nodes = [helper.make_node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", **labels)]
+    maps = helper.make_value_info("maps", helper.make_sequence_type_proto(table))
+    said = refusal(save(model(nodes, [value("x")], [maps], domains=[("ai.onnx.ml", 3)]), tmp_path / "z.onnx"))
+    assert "output 'maps' is a sequence" in said
+
+
+def test_operators_of_a_domain_the_runtime_lacks_are_refused_by_node(tmp_path: Path):
+    nodes = [
+        helper.make_node("Fancy", ["x"], ["h"], name="odd one", domain="com.example"),
+        helper.make_node("Conv", ["h"], ["g"], name="saved layout", domain="com.microsoft.nchwc"),
+        helper.make_node("Gelu", ["g"], ["y"], name="fused", domain="com.microsoft"),
+    ]
+    nodes[2:2] = [helper.make_node("ScaledSiLU", ["g"], ["s"], name="new", domain="com.microsoft")]
+    domains = [("com.example", 1), ("com.microsoft", 1), ("com.microsoft.nchwc", 1)]
+    said = refusal(save(model(nodes, [value("x")], [value("y")], domains=domains), tmp_path / "m.onnx"))
+    assert "node com.example.Fancy 'odd one'" in said and "node com.microsoft.nchwc.Conv 'saved layout'" in said
+    assert "node com.microsoft.ScaledSiLU 'new': it came to ONNX Runtime after 1.30" in said
+    assert "fused" not in said and "ai.onnx, ai.onnx.ml, com.microsoft only" in said
+
+
+def test_a_models_own_functions_are_no_foreign_domain(tmp_path: Path):
+    nodes = [helper.make_node("Twice", ["x"], ["y"], name="own", domain="own")]
+    body = [helper.make_node("Add", ["a", "a"], ["b"])]
+    proto = model(nodes, [value("x")], [value("y")], domains=[("own", 1)])
+    opset = [helper.make_opsetid("", 17)]
+    proto.functions.append(helper.make_function("own", "Twice", ["a"], ["b"], body, opset))
+    assert plan_of(save(proto, tmp_path / "m.onnx")).steps
 
 
 @pytest.mark.parametrize("name", ["__proto__", "nul\0inside"])
@@ -264,6 +295,45 @@ def test_a_model_with_weights_in_two_files_runs(tmp_path: Path):
         assert {f"served {name}" for name in files} <= set(dict(runner.info.details))
 
 
+@needs_browser
+def test_a_model_in_onnx_runtimes_own_format_runs(tmp_path: Path):
+    path, product = dense(tmp_path / "m.onnx", 64)
+    folder = bundle(path, format="ort")
+    assert (folder / "model.ort").read_bytes()[4:8] == b"ORTM" and not (folder / "model.onnx").exists()
+    assert "model.ort" in json.loads((folder / "sri.json").read_text())
+    x = np.eye(64, dtype=np.float32)[:3]
+    with room.runner(folder) as runner:
+        np.testing.assert_allclose(runner.run({"x": x})["y"], product[:3], rtol=1e-4, atol=1e-4)
+        assert "served model.ort" in dict(runner.info.details)
+    again, _ = dense(tmp_path / "again.onnx", 64)
+    assert (bundle(again, format="ort") / "model.ort").read_bytes() == (folder / "model.ort").read_bytes()
+
+
+def test_a_model_that_compresses_well_is_shipped_compressed_too(tmp_path: Path):
+    rng = np.random.default_rng(7)
+    for name, weights in (("few", rng.integers(-2, 2, (256, 256))), ("noise", rng.standard_normal((256, 256)))):
+        constant = numpy_helper.from_array(weights.astype(np.float32), "w")
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+        shape: list[int | str | None] = ["n", 256]
+        path = save(
+            model(nodes, [value("x", FLOAT, shape)], [value("y", FLOAT, shape)], [constant]), tmp_path / f"{name}.onnx"
+        )
+        folder = bundle(path)
+        data = path.read_bytes()
+        assert (folder / "model.onnx.br").exists() == (folder / "model.onnx.gz").exists() == (name == "few")
+        if name == "few":
+            assert brotli.decompress((folder / "model.onnx.br").read_bytes()) == data
+            assert gzip.decompress((folder / "model.onnx.gz").read_bytes()) == data
+            roles = {file["path"]: file["role"] for file in json.loads((folder / "bundle.json").read_text())["files"]}
+            assert roles["model.onnx.gz"] == "precompressed" == roles["runtime/ort.wasm.min.js.br"]
+
+
+def test_an_ort_file_is_not_split(tmp_path: Path):
+    path, _ = dense(tmp_path / "m.onnx")
+    with pytest.raises(Refused, match=r"an \.ort file holds all weights"):
+        plan_of(path, format="ort", max_file_mb=1)
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundle(relu(tmp_path_factory.mktemp("small") / "m.onnx"))
@@ -314,7 +384,7 @@ def dead_loader(folder: Path) -> None:
 
 
 HARM = {
-    html_for_wasm: "ort-wasm-simd-threaded.wasm isn't WebAssembly: the server answered with application/wasm",
+    html_for_wasm: r"ort-wasm-simd-threaded.wasm: the server answered with an HTML page \(application/wasm\)",
     cut_wasm: "ort-wasm-simd-threaded.wasm has 14239797 bytes",
     no_glue: "ort-wasm-simd-threaded.js: the server answered 404",
     no_runtime: "ort.wasm.min.js: the server answered 404",
@@ -326,17 +396,66 @@ HARM = {
 }
 
 
-@needs_browser
-@pytest.mark.parametrize("harm", HARM, ids=lambda harm: harm.__name__)
-def test_a_broken_bundle_is_reported_within_seconds_in_the_browsers_words(harmed: Path, own_temp: Path, harm):
+def resealed(harmed: Path, harm: Callable[[Path], None]) -> Path:
     harm(harmed)
     plan = plan_of(harmed / "model.onnx") if harm is not other_model else plan_of(relu(harmed.parent / "m.onnx"))
-    reseal(harmed, plan)
+    return reseal(harmed, plan)
+
+
+@needs_browser
+@pytest.mark.parametrize("harm", HARM, ids=lambda harm: harm.__name__)
+def test_a_broken_bundle_is_reported_within_seconds_in_the_browsers_words(
+    harmed: Path, own_temp: Path, monkeypatch: pytest.MonkeyPatch, harm
+):
+    monkeypatch.setattr("packager.targets.web.node.find_node", lambda: None)  # Node would be asked first
+    folder = resealed(harmed, harm)
     started = time.monotonic()
-    with pytest.raises(VerificationError, match=HARM[harm]), room.runner(harmed):
+    words = f"the plain page can't load the bundle: .*{HARM[harm]}"
+    with pytest.raises(VerificationError, match=words), room.runner(folder):
         pass
     assert time.monotonic() - started < 15
     assert running_programs(own_temp) == [] and list(own_temp.iterdir()) == []
+
+
+IN_NODE = {
+    html_for_wasm: r"ort-wasm-simd-threaded.wasm: the server answered with an HTML page",
+    no_glue: "ort-wasm-simd-threaded.js can't be fetched",
+    no_loader: "Cannot find module",
+    dead_loader: "out of luck",
+}
+
+
+def marking_browser(folder: Path) -> Path:
+    """A program that leaves a file where it was started."""
+    fake = folder / "browser"
+    fake.write_text(f"#!/bin/sh\ntouch '{folder}/started'\n")
+    fake.chmod(0o755)
+    return fake
+
+
+@needs_node
+@pytest.mark.parametrize("harm", IN_NODE, ids=lambda harm: harm.__name__)
+def test_a_broken_bundle_is_reported_by_node_before_a_browser_starts(
+    harmed: Path, own_temp: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, harm
+):
+    monkeypatch.setenv(browser.CHOSEN, str(marking_browser(tmp_path)))
+    folder = resealed(harmed, harm)
+    with pytest.raises(VerificationError, match=f"Node can't load the bundle: .*{IN_NODE[harm]}"), room.runner(folder):
+        pass
+    assert not (tmp_path / "started").exists()
+    assert running_programs(own_temp) == [] and list(own_temp.iterdir()) == []
+
+
+@pytest.mark.parametrize("stand_in", ["echo too old >&2; exit 1", None])
+def test_a_node_that_does_not_run_says_nothing_of_the_bundle(
+    small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stand_in: str | None
+):
+    monkeypatch.setenv(browser.CHOSEN, str(marking_browser(tmp_path)))
+    command = None if stand_in is None else ["/bin/sh", "-c", stand_in]
+    monkeypatch.setattr("packager.targets.web.node.find_node", lambda: command)
+    with pytest.raises(ToolchainMissing, match="the program of the plain page is gone"), room.runner(small):
+        pass
+    assert (tmp_path / "started").exists()
 
 
 @needs_browser
@@ -370,7 +489,8 @@ def test_a_page_that_crashes_is_noticed_within_seconds(small: Path, own_temp: Pa
 def test_a_page_that_hangs_ends_at_the_time_limit(harmed: Path, own_temp: Path, monkeypatch: pytest.MonkeyPatch):
     (harmed / "m.js").write_text("export const load = () => new Promise(() => {});")
     reseal(harmed, plan_of(harmed / "model.onnx"))
-    monkeypatch.setattr("packager.targets.web.running.GREETING_SECONDS", 2.0)
+    monkeypatch.setattr("packager.targets.web.conversation.GREETING_SECONDS", 2.0)
+    monkeypatch.setattr("packager.targets.web.node.find_node", lambda: None)
     with pytest.raises(VerificationError, match="plain page said nothing for 4 s"), room.runner(harmed):
         pass
     assert running_programs(own_temp) == [] and list(own_temp.iterdir()) == []
@@ -449,6 +569,7 @@ def test_neither_browser_nor_node_is_a_missing_toolchain(small: Path, monkeypatc
 def test_the_runtime_is_three_files_and_their_licence(small: Path):
     names = {file.name for file in (small / "runtime").iterdir()}
     shipped = set(runtime.SHIPPED.values())
+    assert not (small / "demo/style.css").exists(), "both pages share one"
     assert names == shipped | {f"{name}.{end}" for name in shipped for end in ("gz", "br")} | {"LICENSE.txt"}
     assert sum((small / "runtime" / name).stat().st_size for name in shipped) < 14_400_000
     assert sum((small / "runtime" / f"{name}.br").stat().st_size for name in shipped) < 2_750_000
@@ -509,6 +630,17 @@ def test_a_runtime_is_taken_from_a_folder_checked_edited_and_kept(tmp_path: Path
     assert len(list((tmp_path / "kept").iterdir())) == 1
     with pytest.raises(BuildError, match=r"ort\.wasm\.min\.mjs is not that of made 1\.2\.3"):
         runtime.place_runtime(pins | {"ort.wasm.min.mjs": "0"}, "licence", str(tmp_path / "given"), tmp_path / "wrong")
+
+
+def test_where_the_runtime_lies_is_recorded_nowhere(tmp_path: Path):
+    plan = plan_of(relu(tmp_path / "m.onnx"), runtime_dir=str(tmp_path / "given"))
+    assert dict(plan.local) == {"runtime_dir": str(tmp_path / "given")}
+    assert str(tmp_path) not in plan.options
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    (folder / "model.onnx").touch()
+    reseal(folder, plan)
+    assert str(tmp_path) not in (folder / "bundle.json").read_text()
 
 
 def test_a_spoilt_cached_runtime_is_not_used(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,9 +13,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 import packager
+from packager.cli import _run
 from packager.results import Report, TargetResult
-from tests.builders import FLOAT, model, save, value
+from tests.builders import FLOAT, model, relu, save, value
 from tests.targets.test_web import needs_browser
+from tests.targets.test_web_pages import opened
 
 MODELS = ["orientation", "file_type", "traffic_decoder", "french_forms"]
 """A CNN, an encoder of integers, trees in double precision, and int8 with a GRU."""
@@ -155,3 +157,26 @@ def test_a_model_just_above_the_limit_is_lowered_and_it_is_said(tmp_path: Path):
     assert result.status == "passed", result.message
     document = json.loads((tmp_path / "dist/new-0.0.0-web/bundle.json").read_text())
     assert any("26" in str(step["settings"]) for step in document["plan"]["steps"])
+
+
+@needs_browser
+def test_a_verdict_saved_from_the_page_is_taken_back_by_this_bundle_only(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """As a partner does it: the page is opened, the button pressed, the file saved and sent."""
+    downloads = tmp_path / "downloads"
+    downloads.mkdir()
+    said = opened(bundle.parent, "bundle/verify/", {}, downloads)
+    assert said.startswith("passed: 3 cases"), said
+    saved = downloads / "selfcheck.json"
+    assert _run(["verify", str(bundle), "--import", str(saved)]) == 0
+    assert "passed at level runtime, 3 cases" in capsys.readouterr().out
+    written = json.loads((bundle / "verdict.json").read_text())
+    assert written["imported"] is True and "user_agent" in written["host"]
+    assert written["runtime"]["name"].startswith("onnxruntime-web 1.30.0 in ")
+    other = relu(tmp_path / "dense.onnx")
+    _, result = build(other, tmp_path / "dist")
+    assert result.status == "passed"
+    refused = packager.verify(tmp_path / "dist/dense-0.0.0-web", imported=saved)
+    assert refused.exit_code == 6 and refused.error is not None
+    assert "a verdict of another bundle" in refused.error.message

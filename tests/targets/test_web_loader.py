@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import math
 import os
-import queue
-import shutil
 import subprocess
 import tarfile
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,21 +23,16 @@ from packager.parity import OutputRule, Tolerance
 from packager.room import Stage
 from packager.targets import web as room
 from packager.targets.web import node
-from packager.targets.web.browser import browser_command, running, scratch
-from packager.targets.web.server import ISOLATION, TYPES
 from tests.builders import BOOL, FLOAT, INT64, STRING, model, save, value
-from tests.targets.test_web import HARD_NAMES, KIND, needs_browser, needs_node, plan_of
+from tests.targets.test_web import HARD_NAMES, KIND, needs_node, plan_of
 
 ROOT = Path(__file__).parents[2]
 TYPESCRIPT = "typescript@5.9.3"
 FLOAT16, UINT64 = TensorProto.FLOAT16, TensorProto.UINT64
-POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'; worker-src 'self'"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of one input and output per way of giving values, with two golden cases; never changed."""
-    work = tmp_path_factory.mktemp("loader")
+def one_of_each(work: Path) -> Path:
+    """A bundle of one input and output per way of giving values, with two golden cases, made in an empty folder."""
     kinds: dict[str, tuple[int, list[int | str]]] = {
         "f": (FLOAT, ["n", 3]), "i": (INT64, ["n", 2]), "u": (UINT64, [2]), "b": (BOOL, [2]), "h": (FLOAT16, [3]),
         "s": (STRING, [2]), "z": (FLOAT, []), "w": (FLOAT, ["p", "q"]),
@@ -68,6 +58,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     golden_store.write(made / "golden", GoldenSet(cases), rules, policy="p", precision="fp32", excluded={})
     seal(made, plan, {}, KIND.facts.roles)
     return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Never changed."""
+    return one_of_each(tmp_path_factory.mktemp("loader"))
 
 
 PRELUDE = """
@@ -133,7 +129,7 @@ WRONG = {
     "{ f: ['1', 2, 3] }": "not one with string in it",
     "{ h: [[1], 2, 3] }": "not one with arrays in it",
     "{ i: ['1', 2] }": "not one with string in it",
-    "{ i: [1, 1.5] }": "1.5 cannot be converted to a BigInt",
+    "{ i: [1, 1.5] }": "1.5 is no int64",
     "{ u: [-1, 0] }": "-1 is no uint64",
     "{ b: [2, 0] }": "2 is no bool",
     "{ s: ['a\\0b', ''] }": "a string has a NUL",
@@ -198,6 +194,31 @@ tell({ z: z_out.data[0], last: seen.at(-1), rising, aborted, lost, other });
     assert (got["z"], got["last"], got["rising"], got["aborted"]) == (1.5, [total, total], True, "AbortError")
     assert "absent.onnx can't be fetched" in got["lost"]
     assert "package.json has" in got["other"] and "deploy the bundle's own file" in got["other"]
+
+
+@needs_node
+def test_operators_listed_as_refused_are_not_in_the_runtime(folder: Path, tmp_path: Path):
+    """The runtime refuses a model of each by name; of one that isn't listed it complains about its inputs only."""
+    made = tmp_path / "models"
+    made.mkdir()
+    names = [*KIND.facts.limits.refused_operators, "com.microsoft.QLinearAdd"]
+    for name in names:
+        domain, _, operator = name.rpartition(".")
+        nodes = [helper.make_node(operator, ["x"], ["y"], domain=domain)]
+        save(model(nodes, [value("x")], [value("y")], domains=[(domain, 1)]), made / f"{name}.onnx")
+    got = in_node(folder, tmp_path, f"""
+const ort = await import(new URL("./runtime/ort.wasm.min.js", process.argv[2]));
+await load();
+const words = {{}};
+for (const name of {json.dumps(names)}) {{
+  const bytes = await readFile({json.dumps(str(made))} + `/${{name}}.onnx`);
+  words[name] = await ort.InferenceSession.create(bytes).then(() => "taken", (error) => error.message);
+}}
+tell(words);
+""")  # fmt: skip
+    assert isinstance(got, dict)
+    missing = [name for name, words in got.items() if "is not a registered function/op" in words]
+    assert missing == list(KIND.facts.limits.refused_operators)
 
 
 def cases() -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray], OutputRule]]:
@@ -364,165 +385,3 @@ const found: Float32Array[] = [{", ".join(f"outputs[{json.dumps(name + '!')}].da
 console.log(found);
 """
     assert checked(typescript, made, tmp_path, source) == ""
-
-
-WATCH = b"""
-const said = document.querySelector("#said");
-const post = (body) => fetch("/told", { method: "POST", body });
-const done = /passed|failed|First run|can't|isn't|answered|Error/;
-const look = () => done.test(said.textContent) && post(said.textContent);
-new MutationObserver(look).observe(said, { childList: true, characterData: true, subtree: true });
-addEventListener("error", (event) => post(`page: ${event.message ?? event.target.outerHTML}`), true);
-addEventListener("unhandledrejection", (event) => post(`page: ${event.reason}`));
-addEventListener("securitypolicyviolation", (event) => post(`CSP: ${event.blockedURI}`));
-"""
-
-
-@contextmanager
-def static_server(root: Path, headers: Mapping[str, str]) -> Iterator[tuple[str, queue.Queue[str]]]:
-    """A static server under a strict CSP whose pages tell what is said in ``#said``."""
-    told: queue.Queue[str] = queue.Queue()
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *arguments):
-            self.extensions_map = {**http.server.SimpleHTTPRequestHandler.extensions_map, **TYPES}
-            super().__init__(*arguments, directory=str(root))
-
-        def do_GET(self):
-            path = self.path.split("?")[0]
-            if path == "/watch.js" or path.endswith("/"):
-                body = WATCH
-                if path != "/watch.js":
-                    body = (root / path.strip("/") / "index.html").read_bytes()
-                    body = body.replace(b"<script ", b'<script type="module" src="/watch.js"></script>\n<script ', 1)
-                self.send_response(200)
-                self.send_header("Content-Type", "text/javascript" if path == "/watch.js" else "text/html")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-                return
-            super().do_GET()
-
-        def do_POST(self):
-            told.put(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            self.send_response(204)
-            self.end_headers()
-
-        def end_headers(self):
-            for name, text in {"Content-Security-Policy": POLICY, **headers}.items():
-                self.send_header(name, text)
-            super().end_headers()
-
-        def log_message(self, format, *arguments):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", told
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def opened(root: Path, path: str, headers: Mapping[str, str]) -> str:
-    """What a page says once its button was pressed."""
-    from packager.targets.web.browser import find_browser
-
-    program = find_browser()
-    assert program is not None
-    own = scratch()
-    with static_server(root, headers) as (origin, told):
-        command = browser_command(program, str(own / "profile"), f"{origin}/{path}#run")
-        with running(command, own):
-            return told.get(timeout=60)
-
-
-@needs_browser
-def test_the_pages_work_on_any_static_server(folder: Path, tmp_path: Path):
-    (tmp_path / "some").mkdir()
-    shutil.copytree(folder, tmp_path / "some/where")
-    said = opened(tmp_path, "some/where/verify/", {})
-    assert said.startswith("passed: 2 cases in ") and said.endswith("1 thread.")
-    said = opened(tmp_path, "some/where/demo/", dict(ISOLATION))
-    assert "First run" in said and "1 thread." in said
-
-
-BUNDLERS = {"vite": "7.3.8", "webpack": "5.113.0"}
-APP = """import { load } from "m";
-
-const said = document.querySelector("#said");
-try {
-  const model = await load({ threads: "auto" });
-  const { f_out } = await model.run({ f: [1, 2, 3], i: [1, 2], u: [0, 1], b: [1, 0], h: [1, 2, 3], s: ["", ""], z: 1,
-    w: { data: [1], dims: [1, 1] } });
-  said.textContent = `First run: ${f_out.data.join(" ")}, isolated ${crossOriginIsolated}`;
-} catch (error) {
-  said.textContent = `Error: ${error.message}`;
-}
-"""
-PAGE = """<!doctype html><meta charset="utf-8"><title>app</title><p id="said"></p>
-<script type="module" src="./main.js"></script>"""
-VITE = """
-import { build } from "vite";
-await build({ root: process.cwd(), base: "./", logLevel: "error", configFile: false,
-  build: { outDir: "dist", target: "es2022", assetsInlineLimit: 0, modulePreload: { polyfill: false } } });
-"""
-WEBPACK = """
-import webpack from "webpack";
-import { resolve } from "node:path";
-const compiler = webpack({ mode: "production", entry: "./main.js",
-  output: { path: resolve("dist"), filename: "main.js" }, performance: { hints: false } });
-compiler.run((error, stats) => {
-  if (!error && !stats.hasErrors()) return;
-  console.error(error ?? stats.toString({ all: false, errors: true }));
-  process.exitCode = 1;
-});
-"""
-
-
-@pytest.fixture(scope="session")
-def bundlers() -> Path:
-    """A ``node_modules`` with the bundlers, fetched through npm once."""
-    npm = node.find_npm()
-    if npm is None:
-        pytest.skip("needs npm")
-    root = Path(os.environ["PACKAGER_RUNTIME_DIR"])
-    root.mkdir(parents=True, exist_ok=True)
-    pins = [f"{name}@{version}" for name, version in BUNDLERS.items()]
-    ready = root / "-".join(["bundlers", *BUNDLERS.values()])
-    with FileLock(root / "bundlers.lock"):
-        if not ready.is_dir():
-            with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as name:
-                work = Path(name) / "bundlers"
-                work.mkdir()
-                (work / "package.json").write_text('{"private": true}')
-                command = [*npm, "install", "--no-audit", "--no-fund", "--loglevel=error", *pins]
-                subprocess.run(command, cwd=work, capture_output=True, check=True)
-                work.rename(ready)
-    return ready / "node_modules"
-
-
-@needs_browser
-@pytest.mark.parametrize(("bundler", "script"), [("vite", VITE), ("webpack", WEBPACK)])
-def test_the_bundle_is_a_dependency_that_bundlers_take(
-    bundlers: Path, folder: Path, tmp_path: Path, bundler: str, script: str
-):
-    app = tmp_path / "app"
-    (app / "node_modules").mkdir(parents=True)
-    shutil.copytree(folder, app / "node_modules/m")
-    for name in bundlers.iterdir():
-        (app / "node_modules" / name.name).symlink_to(name)
-    (app / "main.js").write_text(APP)
-    (app / "index.html").write_text(PAGE)
-    (app / "build.mjs").write_text(script)
-    (app / "package.json").write_text('{"type": "module", "private": true}')
-    command = [*(node.find_node() or []), "build.mjs"]
-    done = subprocess.run(command, cwd=app, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    if not (app / "dist/index.html").exists():  # webpack makes scripts, not pages
-        (app / "dist/index.html").write_text(PAGE)
-    said = opened(app, "dist/", dict(ISOLATION))
-    assert said == "First run: 1 2 3, isolated true"

@@ -5,6 +5,10 @@ import { pathToFileURL } from "node:url";
 import { work } from "./work.js";
 
 const [server, folder] = process.argv.slice(2);
+if (parseInt(process.versions.node) < 20) {
+  console.error(`Node ${process.versions.node} is too old: 20 or newer is needed`);
+  process.exit(1);
+}
 const overHttp = globalThis.fetch;
 globalThis.fetch = async (input, init) => {
   const url = new URL(input);

@@ -39,8 +39,8 @@ export function encode(outputs) {
 export async function work(server, bundle, settings, host) {
   fetch(`${server}alive`).then(({ body }) => body.pipeTo(new WritableStream())).catch(() => {});
   const post = (what, body) => fetch(server + what, { method: "POST", body });
-  const model = await bundle.load({ threads: settings.threads });
-  await post("hello", JSON.stringify({ ...host, threads: model.threads, signature: model.signature }));
+  const model = await bundle.load(settings.options);
+  await post("hello", JSON.stringify({ ...host, threads: model.threads, backend: model.backend ?? "wasm", fallback: model.fallback ?? "" }));
   for (;;) {
     const response = await fetch(`${server}next`);
     if (response.status === 410) break;
