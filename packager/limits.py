@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from packager.errors import Refused
+from packager.graph import Node
 from packager.model import Model
 from packager.room import Limits, PlanRequest, TargetFacts
 
@@ -50,18 +51,29 @@ def check_versions(model: Model, limits: Limits, reader: str, advice: str = "") 
 def check_operators(request: PlanRequest, reader: str) -> None:
     """Refuse operators, and domains of operators, that ``target.toml`` says the runtime never takes.
 
+    Calls of the model's own functions are no operators; what they are made of is looked at.
+
     Raises:
         Refused: every such node is named.
     """
-    limits = request.facts.limits
-    found = []
-    for node in request.model.structure.walk():
-        if node.domain in limits.refused_domains:
-            found.append(f"node {node.label}: {reader} has no operators of {node.domain}")
-        elif node.operator in limits.refused_operators:
-            found.append(f"node {node.label}: {limits.refused_operators[node.operator]}")
+    limits, structure = request.facts.limits, request.model.structure
+    local = {(function.domain, function.name) for function in structure.functions}
+    found = [
+        f"node {node.label}: {reason}"
+        for node in structure.walk()
+        if (node.domain, node.op_type) not in local and (reason := _objection(node, limits))
+    ]
     if found:
         raise Refused(
             f"{reader} can't run the model:" + "".join(f"\n  {line}" for line in found),
             "export the model without them, or choose another target",
         )
+
+
+def _objection(node: Node, limits: Limits) -> str:
+    domain = node.domain or ONNX
+    if limits.domains and domain not in limits.domains:
+        return f"only operators of {', '.join(limits.domains)} are known there"
+    if domain in limits.refused_domains:
+        return f"operators of {domain} are unknown there"
+    return limits.refused_operators.get(node.operator, "")

@@ -71,7 +71,20 @@ def test_refused_operators_and_domains_are_named_by_node(tmp_path: Path) -> None
         "It can't run the model:",
         "  node Relu 'first': it is slow",
         "  node ai.onnx.ml.Scaler 'second': it is old",
-        "  node mine.Own 'third': It has no operators of mine",
+        "  node mine.Own 'third': operators of mine are unknown there",
+    ]
+
+
+def test_domains_that_are_not_listed_are_refused_but_for_the_models_own_functions(tmp_path: Path) -> None:
+    inside = [helper.make_node("Odd", ["a"], ["b"], "inner", domain="theirs")]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("theirs", 1), helper.make_opsetid("own", 1)]
+    function = helper.make_function("own", "Call", ["a"], ["b"], inside, opsets)
+    graph = helper.make_graph([helper.make_node("Call", ["x"], ["y"], "outer", domain="own")], "g", [X], [Y])
+    onnx.save(helper.make_model(graph, opset_imports=opsets, functions=[function]), tmp_path / "m.onnx")
+    with pytest.raises(Refused) as caught:
+        check_operators(request(tmp_path / "m.onnx", facts(domains=["ai.onnx", "ai.onnx.ml"])), "It")
+    assert caught.value.message.splitlines()[1:] == [
+        "  node theirs.Odd 'inner': only operators of ai.onnx, ai.onnx.ml are known there"
     ]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from packager.errors import Refused
-from packager.graph import Node
+from packager.limits import check_operators, check_versions
 from packager.model import Model, Signature, TensorSpec
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
 from packager.targets.web.options import Options
 
+RUNTIME = "onnxruntime-web"
 RUNTIME_DIR = "runtime_dir"
 WEBGPU_FOLDER = "webgpu"
 
@@ -23,75 +26,23 @@ def plan_for(request: PlanRequest) -> Plan:
     """Decide what will be done.
 
     Raises:
-        Refused: precision, versions, size, or inputs and outputs that onnxruntime-web can't take; each is named.
+        Refused: versions, operators, size, or inputs and outputs that onnxruntime-web can't take; each is named.
     """
     model, facts = request.model, request.facts
     options = request.options if isinstance(request.options, Options) else Options.model_validate({})
-    if request.precision not in facts.precisions:
-        raise Refused(
-            f"web bundles have no precision '{request.precision}'", f"choose one of {', '.join(facts.precisions)}"
-        )
-    _check_versions(model, facts.limits)
-    _check_nodes(model, facts.limits)
+    check_versions(model, facts.limits, RUNTIME)
+    check_operators(request, RUNTIME)
     signature = pin_shapes(model.signature, request.shapes)
     _check_signature(signature, facts.limits)
     _check_sizes(model, options)
-    return Plan(
-        target=request.target,
-        kind=request.kind,
-        name=request.name,
-        version=request.version,
-        model_digest=model.digest,
-        opset=model.opset,
-        precision=request.precision,
-        shapes=request.shapes,
-        signature=signature,
-        steps=_steps(model, options, facts.pins),
-        options=options.model_dump_json(),
-        notes=_notes(signature, request.precision, options),
-        local=((RUNTIME_DIR, options.runtime_dir),) if options.runtime_dir else (),
-    )
+    notes = _notes(signature, request.precision, options)
+    plan = request.plan(signature, _steps(model, options, facts.pins), notes, options)
+    return replace(plan, local=((RUNTIME_DIR, options.runtime_dir),) if options.runtime_dir else ())
 
 
 def total_bytes(model: Model) -> int:
     """The model file and its external data."""
     return model.bytes + sum(file.bytes for file in model.external)
-
-
-def _check_versions(model: Model, limits: Limits) -> None:
-    found = []
-    for domain, version in model.structure.opsets:
-        highest = limits.opset.get(domain or "ai.onnx")
-        if highest is not None and version > highest:
-            found.append(f"operator set {domain or 'ai.onnx'} {version}; it reads up to {highest}")
-    if limits.ir is not None and model.structure.ir_version > limits.ir:
-        found.append(f"ONNX IR version {model.structure.ir_version}; it reads up to {limits.ir}")
-    if found:
-        raise Refused(
-            "onnxruntime-web can't read this model:" + "".join(f"\n  {line}" for line in found),
-            "export it for those versions; what can be lowered exactly has been",
-        )
-
-
-def _check_nodes(model: Model, limits: Limits) -> None:
-    structure = model.structure
-    local = {(function.domain, function.name) for function in structure.functions}
-    found = [
-        f"node {node.label}: {reason}"
-        for node in structure.walk()
-        if (node.domain, node.op_type) not in local and (reason := _refused(node, limits))
-    ]
-    if found:
-        raise Refused(
-            "onnxruntime-web has no such operators:" + "".join(f"\n  {line}" for line in found),
-            "export the model without them; layouts and fusions that another runtime saved into it don't travel",
-        )
-
-
-def _refused(node: Node, limits: Limits) -> str:
-    if (node.domain or "ai.onnx") not in limits.domains:
-        return f"it knows operators of {', '.join(limits.domains)} only"
-    return limits.refused_operators.get(node.operator, "")
 
 
 def _check_signature(signature: Signature, limits: Limits) -> None:
