@@ -125,7 +125,8 @@ def transform(job: TransformJob) -> Transformed:
     golden = parity.read_golden(job.goldens)
     goldens = golden_store.read(job.goldens)
     with tempfile.TemporaryDirectory(prefix="packager-transform-") as name:
-        applied = apply(job.passes, Context(job.source, Path(name), goldens), job.out / MODEL)
+        context = Context(job.source, Path(name), goldens, golden.rules)
+        applied = apply(job.passes, context, job.out / MODEL)
     model = open_model(job.out / MODEL)
     session = OrtSession(job.out / MODEL, quantized=model.is_quantized, mapped=is_large(model))
     wanted = [spec.name for spec in model.signature.outputs if spec.name in golden.rules]

@@ -104,7 +104,8 @@ def explain_here(job: ExplainJob) -> Explanation:
 
             (folder / "temporary").mkdir()
             (folder / "dialect").mkdir()
-            context = Context(job.model, folder / "temporary", goldens)
+            rules = parity.read_golden(job.bundle / GOLDEN).rules
+            context = Context(job.model, folder / "temporary", goldens, rules)
             model = open_model(apply(passes, context, folder / "dialect" / "model.onnx").path)
             transformed = _transform_drift(job.model, model.path, case, job.most)
         else:
