@@ -86,7 +86,7 @@ def searched(make: Make, probe: Probe, before: Path, context: Context, name: str
     raise Refused(
         failure(name, tried if count == 1 else failed, drifts, len(kept)) + begins,
         "use fp16 or fp32 for this target, give goldens that are like real inputs, or name what stays in float "
-        "([targets.<name>.quantisation] exclude)",
+        "(`keep` in the manifest's target)",
     )
 
 
