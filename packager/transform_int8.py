@@ -59,11 +59,11 @@ PRESETS: dict[Scheme, tuple[Activation, Weight, bool, bool]] = {
 }
 """By scheme: dtype of activations, of weights, whether activations are symmetric, whether weights have 7 bits.
 OpenVINO and ONNX Runtime take ``qdq``, TensorRT only symmetric int8, Qualcomm's HTP uint16 with uint8 weights."""
-OTHER_OPERATORS = {"Attention": 1, "Conv": 1, "EmbedLayerNormalization": 2, "Gather": 0, "LSTM": 1}
-"""What ONNX Runtime's quantiser makes integer beside linear layers, and which input holds the weight."""
+OTHER_OPERATORS = {"Attention": 1, "Conv": 1, "EmbedLayerNormalization": 2, "LSTM": 1}
+"""What ONNX Runtime's quantiser makes integer beside linear layers and tables, and which input holds the weight."""
 FAILURES = (ValueError, KeyError, IndexError, RuntimeError, AssertionError, TypeError)
 """What it raises."""
-LAYERS = {**OTHER_OPERATORS, "Gemm": 1, "MatMul": 1}
+LAYERS = {**OTHER_OPERATORS, "Gather": 0, "Gemm": 1, "MatMul": 1}
 """All that has a weight to quantise."""
 _SHOWN = 3
 

@@ -1,10 +1,13 @@
-"""Linear layers in int8 with activations measured at run time: MatMul and Gemm become MatMulInteger, everywhere.
+"""Linear layers and tables in int8 with activations measured at run time, in the main graph and in bodies.
 
 ``y = x @ w`` becomes ``y = float(q(x) @ q(w)) * (s(x) * s(w))``: ``q(x)`` is uint8 with one scale and zero point, found
 by DynamicQuantizeLinear in each run; ``q(w)`` is int8 without a zero point, a scale for each output (``per_channel``)
 or one. That is what ONNX Runtime's quantiser makes of a MatMul, with the same numbers (a test holds it to that). But
 it wants the model three times in memory and leaves Gemm and the bodies of If, Loop and Scan alone; here weights are
 worked on a few megabytes at a time, one tensor after another while the model is saved, wherever they are.
+
+A table (a Gather of rows from a constant matrix) becomes rows of int8 with a scale for each: ``float(q[i]) * s[i]``.
+Nothing is multiplied in integers there, so all 8 bits count whatever the CPU.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from packager.transform_graphs import all_names, drop_dead, fresh
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+MIN_TABLE = 1 << 12
+"""Elements of the smallest table that is worth it."""
+TABLE_STEPS = 127
 Floats = npt.NDArray[np.float32]
 CHUNK = 1 << 22
 """Elements of a weight that are worked on at once."""
@@ -59,14 +65,32 @@ def layers(model: ir.Model) -> Iterator[Layer]:
             yield Layer(node, value, tensor, bool(found.get("transB")))
 
 
+def tables(model: ir.Model) -> Iterator[Layer]:
+    """Every Gather of rows from a constant float32 matrix."""
+    import onnx_ir as ir
+
+    for node in model.graph.all_nodes():
+        if node.domain or node.op_type != "Gather":
+            continue
+        value, axis = node.inputs[0], node.attributes.get("axis")
+        tensor = constant(value)
+        if value is None or tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2:
+            continue
+        if (axis is None or axis.as_int() == 0) and tensor.size >= MIN_TABLE:
+            yield Layer(node, value, tensor, True)
+
+
 def quantise_layers(model: ir.Model, exclude: Collection[str], *, per_channel: bool, reduce_range: bool) -> int:
-    """Make every layer integer whose node isn't named in ``exclude``; how many. Nodes must have names."""
+    """Make every layer and table integer whose node isn't named in ``exclude``; how many. Nodes must have names."""
     chosen = [layer for layer in layers(model) if layer.node.name not in exclude]
+    looked_up = [table for table in tables(model) if table.node.name not in exclude]
     work = _Work(all_names(model), per_channel, 64 if reduce_range else 127)
     for layer in chosen:
         work.replace(layer)
+    for table in looked_up:
+        work.replace_table(table)
     drop_dead(model)
-    return len(chosen)
+    return len(chosen) + len(looked_up)
 
 
 @dataclass
@@ -78,6 +102,7 @@ class _Work:
     top: int
     activations: dict[tuple[ir.Value, ir.Graph], tuple[ir.Value, ...]] = field(default_factory=dict)
     weights: dict[tuple[ir.Value, bool], tuple[ir.Value, ...]] = field(default_factory=dict)
+    rows: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
 
     def replace(self, layer: Layer) -> None:
         """Put the integer form in place of the node; its output keeps its name, type and shape."""
@@ -106,6 +131,38 @@ class _Work:
         ir.convenience.replace_nodes_and_values(
             node.graph, insertion_point=node, old_nodes=[node], new_nodes=made,
             old_values=[node.outputs[0]], new_values=[result],
+        )  # fmt: skip
+
+    def replace_table(self, table: Layer) -> None:
+        """Put rows of int8 and their scales in place of a table; the node's output keeps its name, type and shape."""
+        import onnx_ir as ir
+
+        node, tensor, stem = table.node, table.tensor, table.node.name
+        rows, columns = (int(size) for size in tensor.shape)
+
+        def scale() -> Floats:
+            return weight_scale(np.asarray(tensor.numpy()).T, TABLE_STEPS, per_channel=True)
+
+        def integers() -> npt.NDArray[np.int8]:
+            return to_int8(np.asarray(tensor.numpy()).T, scale()).T
+
+        key = table.value
+        if key not in self.rows:
+            self.rows[key] = (
+                self._initializer(table, "rows", ir.DataType.INT8, [rows, columns], integers),
+                self._initializer(table, "row_scales", ir.DataType.FLOAT, [rows, 1], lambda: scale().reshape(rows, 1)),
+            )
+        found = [ir.Node("", "Gather", [part, node.inputs[1]], num_outputs=1) for part in self.rows[key]]
+        cast = ir.Node("", "Cast", [found[0].outputs[0]], [ir.AttrInt64("to", int(ir.DataType.FLOAT))], num_outputs=1)
+        product = ir.Node("", "Mul", [cast.outputs[0], found[1].outputs[0]], num_outputs=1)
+        made = [*found, cast, product]
+        dtypes = (ir.DataType.INT8, ir.DataType.FLOAT, ir.DataType.FLOAT, ir.DataType.FLOAT)
+        for each, suffix, dtype in zip(made, ("quant", "scales", "quant_cast", "quant_mul"), dtypes, strict=True):
+            each.name, each.outputs[0].name = f"{stem}_{suffix}", fresh(f"{stem}_{suffix}", self.taken)
+            each.outputs[0].type = ir.TensorType(dtype)
+        ir.convenience.replace_nodes_and_values(
+            node.graph, insertion_point=node, old_nodes=[node], new_nodes=made,
+            old_values=[node.outputs[0]], new_values=[product.outputs[0]],
         )  # fmt: skip
 
     def activation(self, node: ir.Node) -> tuple[ir.Value, ...]:

@@ -9,7 +9,7 @@ until all cases pass. What costs more than fp16 would is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,23 +68,25 @@ def searched(make: Make, probe: Probe, before: Path, context: Context, name: str
     quantised = _quantised(before, path)
     added = gains(drifts)
     worst = {each.node: added[each.tensor] for each in sorted(drifts, key=lambda each: added[each.tensor])}
-    ranked = _ranked(_candidates(quantised, worst), probe, path, tried, wanted)
+    shares = _shares(before, quantised)
+    found = [
+        each for each in _candidates(quantised, worst) if sum(map(shares.__getitem__, each.nodes)) <= MAX_FLOAT_SHARE
+    ]
+    ranked = _ranked(found, probe, path, tried, wanted)
     kept: dict[str, Candidate] = {}
     failed = tried
-    count = 1
-    while count < 2 * len(ranked):
+    for count in _doubling(len(ranked)):
         kept = {node: each for each in ranked[:count] for node in each.nodes}
-        share = _float_share(before, kept, quantised)
+        share = sum(shares.get(node, 0.0) for node in kept)
         if share > MAX_FLOAT_SHARE:
             break
         outcome = make(kept)
         failed = trial(_saved(outcome.model, path), wanted)
         if failed.case is None:
             return Outcome(outcome.model, (*outcome.notes, *_notes(ranked[:count], share)))
-        count *= 2
     begins = f"\n  the first to drift: {first}" if first else ""
     raise Refused(
-        failure(name, tried if count == 1 else failed, drifts, len(kept)) + begins,
+        failure(name, failed, drifts, len(kept)) + begins,
         "use fp16 or fp32 for this target, give goldens that are like real inputs, or name what stays in float "
         "(`keep` in the manifest's target)",
     )
@@ -148,8 +150,18 @@ def _excess(path: Path, case: GoldenCase, wanted: Goal) -> float:
     return excess(run_session(session, list(case.outputs), case.inputs), case, wanted.rules)
 
 
-def _float_share(before: Path, kept: Collection[str], quantised: Collection[str]) -> float:
-    """How much of the weights that nodes of ``quantised`` read belongs to those kept."""
+def _doubling(most: int) -> Iterator[int]:
+    """1, 2, 4 and so on, and at last ``most``."""
+    count = 1
+    while count < most:
+        yield count
+        count *= 2
+    if most:
+        yield most
+
+
+def _shares(before: Path, quantised: Collection[str]) -> dict[str, float]:
+    """How much of all weights that nodes of ``quantised`` read belongs to each of them."""
     import onnx_ir as ir
 
     sizes = {
@@ -157,8 +169,8 @@ def _float_share(before: Path, kept: Collection[str], quantised: Collection[str]
         for node in ir.load(before).graph
         if node.name in quantised
     }
-    total = sum(sizes.values())
-    return sum(size for name, size in sizes.items() if name in kept) / total if total else 0.0
+    total = sum(sizes.values()) or 1
+    return {str(name): size / total for name, size in sizes.items()}
 
 
 def restore(before: Path, after: Path, names: Collection[str]) -> ir.Model:
