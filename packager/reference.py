@@ -22,7 +22,7 @@ from packager.hazards import RANDOM_OPERATORS
 from packager.model import Model, Signature, open_model
 from packager.policy import rules_for
 
-LARGE_BYTES = 1 << 30
+LARGE_BYTES = 1 << 29
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class Int8Dynamic:
 
         if not (self.search and context.goldens.cases):
             return make(())
-        return searched(make, lambda _, names: make(names).model, before, context, self.name)
+        return searched(make, before, context, self.name)
 
     def _quantised(self, before: Path, context: Context, excluded: Collection[str], interface: Interface) -> Outcome:
         import onnx_ir as ir
@@ -225,25 +225,19 @@ class Int8Static:
             )
         interface, excluded = interface_of(model), _excluded(model, self.exclude, self.exclude_types)
         before = prepare(model, context, self.name)
-        cases = self._cases(before, context)
-        self._ranges(context).unlink(missing_ok=True)
+        quantised = context.folder / f"{self.name}-after.onnx"
+        self._quantise(before, quantised, excluded, self._cases(before, context))
 
         def make(kept: Collection[str]) -> Outcome:
-            return self._quantised(before, context, {*excluded, *kept}, interface, cases)
+            made = restore(before, quantised, kept)
+            inside = [node for node in _others(made, excluded, LAYERS) if node.graph is not made.graph]
+            return finish(made, interface, *_left_in_float(inside, "in a body of If, Loop or Scan"))
 
         if not (self.search and context.goldens.cases):
             return make(())
-        return searched(make, lambda path, names: restore(before, path, names), before, context, self.name)
+        return searched(make, before, context, self.name)
 
-    def _quantised(
-        self,
-        before: Path,
-        context: Context,
-        excluded: Collection[str],
-        interface: Interface,
-        cases: Sequence[GoldenCase],
-    ) -> Outcome:
-        import onnx_ir as ir
+    def _quantise(self, before: Path, out: Path, excluded: Sequence[str], cases: Sequence[GoldenCase]) -> None:
         from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
         activation, weight, symmetric, reduced = self.resolved()
@@ -253,38 +247,34 @@ class Int8Static:
             "entropy": CalibrationMethod.Entropy,
             "percentile": CalibrationMethod.Percentile,
         }
-        options: dict[str, object] = {"ActivationSymmetric": symmetric, "WeightSymmetric": weight == "int8"}
+        options: dict[str, object] = {
+            "ActivationSymmetric": symmetric,
+            "WeightSymmetric": weight == "int8",
+            # Without, a Relu gives its output's name to what is before it, and names no longer tell tensors apart.
+            "QDQKeepRemovableActivations": True,
+        }
         if self.method != "minmax":
             # One case at a time, so that histograms take cases of several shapes; and over the range of signed values,
             # since the quantiser can't cut a range like [2, 2] into bins.
             options |= {"CalibStridedMinMax": 1, "CalibTensorRangeSymmetric": False}
-        made = context.folder / f"{self.name}-after.onnx"
         with quiet():
             try:
                 quantize_static(
                     before,
-                    made,
+                    out,
                     reader(cases),
                     quant_format=QuantFormat.QDQ,
                     per_channel=self.per_channel,
                     reduce_range=reduced,
                     activation_type=types[activation],
                     weight_type=types[weight],
-                    nodes_to_exclude=sorted(excluded),
+                    nodes_to_exclude=list(excluded),
                     calibrate_method=methods[self.method],
                     extra_options=options,
-                    calibration_cache_path=self._ranges(context),
                 )
             except FAILURES as error:
                 hint = "exclude the nodes it names" + ("" if self.method == "minmax" else ", or take method = minmax")
                 raise Refused(f"ONNX Runtime's quantiser failed: {error}", hint) from error
-        model = ir.load(made)
-        inside = [node for node in _others(model, excluded, LAYERS) if node.graph is not model.graph]
-        return finish(model, interface, *_left_in_float(inside, "in a body of If, Loop or Scan"))
-
-    def _ranges(self, context: Context) -> Path:
-        """Where the ranges found by calibration lie, so that a search calibrates once."""
-        return context.folder / f"{self.name}-ranges.json"
 
     def _cases(self, source: Path, context: Context) -> Sequence[GoldenCase]:
         """The calibration cases.

@@ -9,7 +9,7 @@ until all cases pass. What costs more than fp16 would is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from packager.float16_rules import constant
 from packager.model import open_model
 from packager.transform import Context, Outcome
 from packager.transform_drift import drift, first_diverging, gains, load_session, run_session
+from packager.transform_graphs import drop_dead
 from packager.transform_search import Goal, Trial, excess, failure, goal, trial
 
 if TYPE_CHECKING:
@@ -30,10 +31,11 @@ MAX_PROBES = 64
 """Most single nodes that are left out in turn: those that drift most."""
 MAX_FLOAT_SHARE = 1 / 3
 """Most of the weights that may stay float32: with more, fp16 is smaller."""
+LIGHT = 0.01
+"""Share of the weights up to which a node is kept along with the one it feeds."""
 _LISTED = 12
 
 Make = Callable[[Collection[str]], Outcome]
-Probe = Callable[[Path, Collection[str]], "ir.Model"]
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,11 @@ class Candidate:
     gain: float = 0.0
 
 
-def searched(make: Make, probe: Probe, before: Path, context: Context, name: str) -> Outcome:
+def searched(make: Make, before: Path, context: Context, name: str) -> Outcome:
     """Quantise; where that leaves the policy, keep nodes in float until it doesn't.
 
     Args:
         make: quantises the model without the nodes of these names.
-        probe: the quantised model of a file with these nodes put back into float, quickly and for a look only.
         before: the model to quantise, all of its nodes named.
         context: golden cases and rules.
         name: of the precision.
@@ -69,10 +70,13 @@ def searched(make: Make, probe: Probe, before: Path, context: Context, name: str
     added = gains(drifts)
     worst = {each.node: added[each.tensor] for each in sorted(drifts, key=lambda each: added[each.tensor])}
     shares = _shares(before, quantised)
+    feeders = _feeders(before, shares)
     found = [
-        each for each in _candidates(quantised, worst) if sum(map(shares.__getitem__, each.nodes)) <= MAX_FLOAT_SHARE
+        each
+        for each in _candidates(quantised, worst, feeders)
+        if sum(map(shares.__getitem__, each.nodes)) <= MAX_FLOAT_SHARE
     ]
-    ranked = _ranked(found, probe, path, tried, wanted)
+    ranked = _ranked(found, make, path, tried, wanted)
     kept: dict[str, Candidate] = {}
     failed = tried
     for count in _doubling(len(ranked)):
@@ -116,10 +120,26 @@ def _quantised(before: Path, after: Path) -> dict[str, str]:
     return {node.name: node.label for node in nodes if node.name and node.name not in float_nodes}
 
 
-def _candidates(quantised: dict[str, str], worst: dict[str, float]) -> list[Candidate]:
-    """Single nodes, those that drift most where there are too many, and all nodes of one operator."""
+def _feeders(before: Path, shares: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
+    """By quantised node: the quantised nodes without weights to speak of that make its inputs."""
+    nodes = open_model(before).structure.graph.nodes
+    makers = {name: node.name for node in nodes for name in node.outputs if shares.get(node.name, 1.0) < LIGHT}
+    return {
+        node.name: tuple(dict.fromkeys(makers[name] for name in node.inputs if name in makers))
+        for node in nodes
+        if node.name in shares
+    }
+
+
+def _candidates(
+    quantised: dict[str, str], worst: dict[str, float], feeders: Mapping[str, tuple[str, ...]]
+) -> list[Candidate]:
+    """Single nodes, those that drift most where there are too many, and all nodes of one operator.
+
+    What reaches a node rounded is wrong before it computes, so a node comes with what feeds it.
+    """
     by_drift = sorted(quantised, key=lambda name: -worst.get(quantised[name], 0.0))[:MAX_PROBES]
-    single = [Candidate(quantised[name], (name,)) for name in quantised if name in by_drift]
+    single = [Candidate(quantised[name], (name, *feeders[name])) for name in quantised if name in by_drift]
     by_type: dict[str, list[str]] = {}
     for name, label in quantised.items():
         by_type.setdefault(label.partition(" ")[0], []).append(name)
@@ -131,16 +151,16 @@ def _candidates(quantised: dict[str, str], worst: dict[str, float]) -> list[Cand
     return [*several, *single]
 
 
-def _ranked(found: list[Candidate], probe: Probe, path: Path, tried: Trial, wanted: Goal) -> list[Candidate]:
+def _ranked(found: list[Candidate], make: Make, path: Path, tried: Trial, wanted: Goal) -> list[Candidate]:
     """Those that give something back, the most first: by how much of what the rules allow the outputs gain."""
     assert tried.case is not None  # noqa: S101 - for the type checker
-    base = _excess(path, tried.case, wanted)
+    base = _excess(tried.path, tried.case, wanted)
     measured: list[Candidate] = []
     for each in found:
         try:
-            left = _excess(_saved(probe(path, each.nodes), path.with_name(f"probe-{path.name}")), tried.case, wanted)
-        except ModelError:
-            continue  # it can't be put back alone
+            left = _excess(_saved(make(each.nodes).model, path), tried.case, wanted)
+        except (ModelError, Refused):
+            continue  # it can't be left out alone, or nothing is left without it
         measured.append(Candidate(each.label, each.nodes, base - left))
     return sorted((each for each in measured if each.gain > 0), key=lambda each: -each.gain)
 
@@ -174,7 +194,10 @@ def _shares(before: Path, quantised: Collection[str]) -> dict[str, float]:
 
 
 def restore(before: Path, after: Path, names: Collection[str]) -> ir.Model:
-    """The quantised model of ``after`` with nodes reading what they read in ``before``, past DequantizeLinear."""
+    """The quantised model of ``after`` with the named nodes reading what they read in ``before``, not dequantised.
+
+    Leaving a node out of ONNX Runtime's quantiser doesn't do that: its input stays quantised if another node's is.
+    """
     import onnx_ir as ir
 
     source, model = ir.load(before), ir.load(after)
@@ -193,4 +216,5 @@ def restore(before: Path, after: Path, names: Collection[str]) -> ir.Model:
                 values[value.name] = made
             if value.name in values:
                 node.replace_input_with(index, values[value.name])
+    drop_dead(model)
     return model
