@@ -192,8 +192,12 @@ class OrtSession:
         else:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
             self.settings = "no graph optimisation"
-        if mapped and not quantized:
+        if mapped:
+            # Half-precision weights become float32 by a Cast each. By default all of those run first and their results
+            # are kept; by priority each runs when it is needed, and without an arena its memory goes back at once.
             options.add_session_config_entry("session.disable_prepacking", "1")
+            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+            options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         self.version: str = ort.__version__
         self._path = path
         try:

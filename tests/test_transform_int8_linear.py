@@ -113,9 +113,9 @@ def test_a_layer_in_the_bodies_of_an_if_with_a_captured_weight(tmp_path):
     path, small, count = convert(proto, tmp_path)
     assert count == 2
     assert "w" not in initializers(small)
-    for taken, sign in ((True, 1), (False, -1)):
+    for taken, factor in ((True, 1), (False, -1)):
         found = run(path, {"x": X, "c": np.array(taken)})[0]
-        np.testing.assert_allclose(found, sign * (X @ W), atol=0.05 * np.abs(X @ W).max())
+        np.testing.assert_allclose(found, factor * (X @ W), atol=0.05 * np.abs(X @ W).max())
 
 
 def test_rows_of_a_table_are_within_half_a_step_of_their_own_scale(tmp_path):

@@ -80,7 +80,7 @@ def build(plan: Plan, stage: Stage) -> None:
     if options.fault == "hang":
         time.sleep(600)
     if options.fault in ("half", "scale"):
-        from tiny import broken
+        from . import broken
 
         {"half": broken.halve_blindly, "scale": broken.spoil_scale}[options.fault](stage.folder / "model.onnx")
 
