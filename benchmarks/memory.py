@@ -66,7 +66,8 @@ def marks(pid: int) -> tuple[str, int, int]:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        return words, *(int(lines[key].split()[0]) * 1024 for key in ("RssAnon", "VmHWM"))
+        anonymous, resident = (int(lines[key].split()[0]) * 1024 for key in ("RssAnon", "VmHWM"))
+        return words, anonymous, resident
     except (OSError, KeyError, ValueError):
         return "", 0, 0
 

@@ -311,8 +311,10 @@ FLAT = {
 
 @pytest.mark.parametrize("chosen", FLAT)
 def test_memory_stays_flat_over_gigabytes(tmp_path: Path, chosen: str) -> None:
-    """1.1 or 2.2 GB of zeros in a sparse file, through passes, out to data files, checked and loaded: a child's RssAnon, which
-    leaves out the pages of mapped files that the system takes back when it needs them."""
+    """1.1 or 2.2 GB of zeros in a sparse file, through passes, out to data files, checked and loaded.
+
+    Held to bounds is a child's RssAnon, which leaves out pages of mapped files that the system can take back.
+    """
     if not Path("/proc/self/status").exists():
         pytest.fail("needs /proc for RssAnon")
     count, size = FLAT[chosen][2], 5000
