@@ -294,6 +294,7 @@ def _settings(chosen: Int8Dynamic | Int8Static, bits: str) -> tuple[tuple[str, s
     found = [("scales", "per channel" if chosen.per_channel else "per tensor"), ("bits of a weight", bits)]
     found += [("excluded", ", ".join(chosen.exclude))] if chosen.exclude else []
     found += [("excluded operators", ", ".join(chosen.exclude_types))] if chosen.exclude_types else []
+    found += [("search for nodes that drift", "yes" if chosen.search else "no")]
     return tuple(found)
 
 

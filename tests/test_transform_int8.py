@@ -249,7 +249,7 @@ def test_bytes_are_the_same_every_time(tmp_path, settings):
 
 def test_steps_print_the_settings():
     assert dict(Int8Dynamic(exclude=("a",)).step().settings) == {
-        "scales": "per channel", "bits of a weight": "7", "excluded": "a",
+        "scales": "per channel", "bits of a weight": "7", "excluded": "a", "search for nodes that drift": "yes",
     }  # fmt: skip
     settings = dict(Int8Static(scheme="npu16", exclude_types=("Conv",)).step().settings)
     assert settings["activations"] == "uint16"
