@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packager import parity
 from packager.goldens import Array, GoldenCase
-from packager.model import Model, open_model
+from packager.model import open_model
 from packager.policy import judged_precision, rules_for
 from packager.transform import Context
 from packager.transform_drift import NodeDrift, as_dtype, load_session, run_session
@@ -120,8 +120,3 @@ def failure(what: str, failed: Trial, drifts: Sequence[NodeDrift], kept: int) ->
     listed = "".join(f"\n  {each}" for each in named[:_NAMED])
     reasons = "; ".join(failed.reasons[:_SHOWN])
     return f"the model drifts past what {what} may cost ({reasons}), with {kept} nodes kept in float{listed}"
-
-
-def is_too_large(model: Model) -> bool:
-    """Whether a model is too large to be searched."""
-    return model.bytes + sum(file.bytes for file in model.external) > MAX_SEARCH_BYTES
