@@ -24,6 +24,9 @@ DOMAIN = "packager.expanded"
 """Of the local functions that bodies pass through on their way into the graph."""
 RANDOM = frozenset({"Bernoulli"})
 """Not expanded: the body draws other numbers."""
+FLOAT32_ONLY = frozenset({"Attention"})
+"""Not expanded in half precision: runtimes compute its softmax at another precision than the body does."""
+_HALF = (10, 16)
 MAX_DEPTH = 6
 """Bodies within bodies."""
 
@@ -44,7 +47,8 @@ def body(node: ir.Node, version: int, known: dict[ir.Value, Known]) -> tuple[onn
         schema = onnx.defs.get_schema(node.op_type, version, "")
     except onnx.defs.SchemaError:
         return None
-    if node.op_type in RANDOM:
+    dtypes = {known[value].dtype for value in node.inputs if value is not None and value in known}
+    if node.op_type in RANDOM or (node.op_type in FLOAT32_ONLY and dtypes.intersection(_HALF)):
         return None
     _fill_defaults(node, schema)
     for written_for in sorted(schema.function_opset_versions, reverse=True):
