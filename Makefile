@@ -9,7 +9,7 @@ EXTRAS := openvino,web,triton,dev$(if $(shell command -v npm),,$(shell printf ,)
 # ONNX Runtime's wheels report usage unless told not to before they are loaded; packager tells its children itself.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup browser demo test check bench corpus clean format
+.PHONY: setup browser demo test check bench memory corpus clean format
 
 # Where a runtime can't be had, its own words say why and what to do; the tests that need it skip, and fail in CI.
 setup: $(STAMP)
@@ -47,6 +47,9 @@ bench: setup
 	$(BIN)/python examples/fetch.py .corpus
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/web_loader.py
+
+memory: setup
+	$(BIN)/python benchmarks/memory.py
 
 corpus: setup
 	$(BIN)/python examples/fetch.py .corpus

@@ -30,9 +30,15 @@ Written by `make corpus`; every "passed" was executed in the kind's runtime and 
 synthesised from a seed. "Precision cost" is the transformed model against the original, both in ONNX Runtime, where a
 shared transform made it; "parity" is the bundle against the original. Sizes are of all the bundle's files.
 
+Nodes that a precision can't bear are looked for and kept in float; the outcome names them. A model that drifts past
+the policy whatever is kept is refused, and so is int8 that would leave more than a third of the weights in float: fp16
+is smaller then.
+
 | model | kind | precision | outcome | level | parity | cosine | precision cost | size |
 |---|---|---|---|---|---|---|---|---|
 """
+MAX_KEPT = 160
+"""Characters of what is said of nodes kept in float."""
 MANIFEST = """[model]
 path = {path}
 {targets}"""
@@ -56,6 +62,8 @@ def row(name: str, result: TargetResult) -> str:
     words = "passed" if result.status == "passed" else f"{result.status}: {reason(result)}"
     if precision == AUTO and result.status == "passed":
         words = f"passed as {result.precision}"
+    kept = "; ".join(note for note in result.notes if note.startswith("kept in f"))
+    words += f" ({kept if len(kept) <= MAX_KEPT else kept[:MAX_KEPT] + ' ...'})" if kept else ""
     cells = (
         name,
         result.kind,

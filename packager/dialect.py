@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 from packager import child, golden_store, parity
 from packager.cache import Cache, Ingredients
-from packager.errors import InternalError, VerificationError
+from packager.errors import InternalError, Refused, VerificationError
 from packager.files import clone_tree, to_json
 from packager.goldens import GoldenCase, GoldenSet
 from packager.model import Model, open_model
+from packager.precisions import AS_IS, Conversion
 from packager.room import Kind, Step
 from packager.transform import Context
 from packager.transform_registry import AnyPass, dump_pass, load_pass
@@ -65,11 +67,18 @@ class TransformJob:
     out: Path
 
 
-def passes_for(kind: Kind, model: Model, precision: str, shapes: tuple[tuple[str, int], ...]) -> tuple[AnyPass, ...]:
+def passes_for(
+    kind: Kind,
+    model: Model,
+    precision: str,
+    shapes: tuple[tuple[str, int], ...],
+    asked: Conversion = AS_IS,
+) -> tuple[AnyPass, ...]:
     """The transforms a target needs, in order; none where the room does everything itself.
 
     Raises:
         InternalError: the room's ``target.toml`` names a pass or a setting that doesn't exist.
+        Refused: nodes are to stay in float, and what makes the precision can't leave out any.
     """
     dialect, limits, structure = kind.facts.dialect, kind.facts.limits, model.structure
     chosen: list[AnyPass] = []
@@ -97,10 +106,28 @@ def passes_for(kind: Kind, model: Model, precision: str, shapes: tuple[tuple[str
         chosen.append(load_pass({"name": "set-versions", "opsets": [["", minimum]], "ir": None}))
     for settings in dialect.precisions.get(precision, ()):
         try:
-            chosen.append(load_pass(settings))
+            chosen.append(_as_asked(load_pass(settings), asked, precision))
         except ValueError as error:
             raise InternalError(f"{kind.folder / 'target.toml'}: [dialect] precision '{precision}': {error}") from error
     return tuple(chosen)
+
+
+def _as_asked(made: AnyPass, asked: Conversion, precision: str) -> AnyPass:
+    """A pass with what the manifest asks put into the settings of its own that mean it."""
+    known: set[str] = {field.name for field in fields(made)} if is_dataclass(made) else set()
+    changes: dict[str, object] = {}
+    for key, names, settings in (
+        ("keep", asked.keep, ("exclude", "keep")),
+        ("keep_operators", asked.keep_operators, ("exclude_types", "keep_types")),
+    ):
+        field = next((setting for setting in settings if setting in known), None)
+        if names and field is None:
+            raise Refused(f"{precision} leaves no node out for this kind, so `{key}` can't be done", f"remove `{key}`")
+        if names and field is not None:
+            changes[field] = (*getattr(made, field), *(name for name in names if name not in getattr(made, field)))
+    if "method" in known:
+        changes["method"] = asked.calibration
+    return cast(AnyPass, replace(cast(Any, made), **changes)) if changes else made
 
 
 def steps_of(passes: tuple[AnyPass, ...]) -> tuple[Step, ...]:
@@ -125,7 +152,8 @@ def transform(job: TransformJob) -> Transformed:
     golden = parity.read_golden(job.goldens)
     goldens = golden_store.read(job.goldens)
     with tempfile.TemporaryDirectory(prefix="packager-transform-") as name:
-        applied = apply(job.passes, Context(job.source, Path(name), goldens), job.out / MODEL)
+        context = Context(job.source, Path(name), goldens, golden.rules)
+        applied = apply(job.passes, context, job.out / MODEL)
     model = open_model(job.out / MODEL)
     session = OrtSession(job.out / MODEL, quantized=model.is_quantized, mapped=is_large(model))
     wanted = [spec.name for spec in model.signature.outputs if spec.name in golden.rules]

@@ -31,7 +31,8 @@ PER_PROBE = 64
 class Drift:
     """How far one node's output is off: ``scaled`` is the largest difference over the output's largest magnitude.
 
-    ``max_abs`` is in the output's units; both are ``None`` for exact outputs, which ``words`` then describes.
+    ``max_abs`` is in the output's units; both are ``None`` for exact outputs and for what can't be measured (another
+    shape, values no longer finite), which ``words`` then describes.
     """
 
     node: str
@@ -104,7 +105,8 @@ def explain_here(job: ExplainJob) -> Explanation:
 
             (folder / "temporary").mkdir()
             (folder / "dialect").mkdir()
-            context = Context(job.model, folder / "temporary", goldens)
+            rules = parity.read_golden(job.bundle / GOLDEN).rules
+            context = Context(job.model, folder / "temporary", goldens, rules)
             model = open_model(apply(passes, context, folder / "dialect" / "model.onnx").path)
             transformed = _transform_drift(job.model, model.path, case, job.most)
         else:
@@ -132,22 +134,29 @@ def _target_drift(job: ExplainJob, bundle: Bundle, model: Model, case: GoldenCas
     labels = {name: node.label for node in model.structure.graph.nodes for name in node.outputs if name}
     proto, names = onnx.load(str(model.path)), computed_tensors(model)
     probing = DiagnosisJob(bundle.kind, _plan_of(bundle), model.path, job.bundle, job.case)
-    found: list[Drift] = []
+    found: list[tuple[float, Drift]] = []
     for start in range(0, len(names), PER_PROBE):
         pairs = run_probe(proto, names[start : start + PER_PROBE], probing, case.inputs)
         found += [_compared(labels[name], name, *pair) for name, pair in pairs.items()]
-    found.sort(key=lambda drift: -(drift.scaled or 0.0))
-    return tuple(found[: job.most])
+    found.sort(key=lambda ranked: -ranked[0])
+    return tuple(drift for _, drift in found[: job.most])
 
 
-def _compared(node: str, tensor: str, expected: Array, actual: Array) -> Drift:
+def _compared(node: str, tensor: str, expected: Array, actual: Array) -> tuple[float, Drift]:
+    """How bad it is and the drift: infinite where values are no longer finite or comparable; of exact ones the share
+    that differs."""
     result = parity.compare_output(tensor, expected, actual, parity.Tolerance(max_abs=0.0), None)
     metrics = result.metrics
     if metrics is None:
-        return Drift(node, tensor, None, None, "; ".join(result.reasons))
-    exact = metrics.scaled is None
-    words = "; ".join(result.reasons) if exact else f"off by {metrics.scaled:.2g} of its magnitude"
-    return Drift(node, tensor, metrics.max_abs, metrics.scaled, words or "exact")
+        return float("inf"), Drift(node, tensor, None, None, "; ".join(result.reasons))
+    strange = (metrics.nan_expected, metrics.inf_expected) != (metrics.nan_actual, metrics.inf_actual)
+    if strange or metrics.expected_shape != metrics.actual_shape:
+        return float("inf"), Drift(node, tensor, None, None, "; ".join(result.reasons))
+    if metrics.scaled is None:
+        share = (metrics.mismatches or 0) / max(1, metrics.elements)
+        return share, Drift(node, tensor, None, None, "; ".join(result.reasons) or "exact")
+    words = f"off by {metrics.scaled:.2g} of its magnitude"
+    return metrics.scaled, Drift(node, tensor, metrics.max_abs, metrics.scaled, words)
 
 
 def _plan_of(bundle: Bundle) -> Plan:

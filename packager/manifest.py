@@ -28,7 +28,7 @@ from packager.manifest_tables import (
     room_options,
 )  # fmt: skip
 from packager.manifest_text import FILE_NAME, MAX_PROBLEMS, Lines, Place, dotted, mistakes, parse, read_text
-from packager.precisions import policy_precision
+from packager.precisions import AS_IS, Conversion, policy_precision
 from packager.room import Kind, Level, RoomOptions
 
 __all__ = [
@@ -89,7 +89,10 @@ class GoldenSection:
 
 @dataclass(frozen=True)
 class Target:
-    """One target, defaults filled in. Timeouts are seconds; ``tolerance`` has that of its precision merged in."""
+    """One target, defaults filled in. Timeouts are seconds; ``tolerance`` has that of its precision merged in.
+
+    ``conversion`` is what the manifest asks of the passes that make its precision.
+    """
 
     name: str
     kind: str
@@ -101,6 +104,7 @@ class Target:
     build_timeout: float
     verify_timeout: float
     options: RoomOptions
+    conversion: Conversion = AS_IS
 
 
 @dataclass(frozen=True)
@@ -349,6 +353,7 @@ def _filled(name: str, kind: Kind, table: TargetTable, options: RoomOptions, sha
         build_timeout=table.build_timeout or facts.time_limits.build,
         verify_timeout=table.verify_timeout or facts.time_limits.verify,
         options=options,
+        conversion=Conversion(tuple(table.keep), tuple(table.keep_operators), table.calibration),
     )
 
 

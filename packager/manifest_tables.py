@@ -23,6 +23,7 @@ T = TypeVar("T", bound=BaseModel)
 Archive = Literal["tar.gz", "zip"]
 Policy = Literal["default-1"]
 OnHazards = Literal["warn", "refuse"]
+Calibration = Literal["minmax", "entropy", "percentile"]
 
 DEFAULT_VERSION = "0.0.0"
 MAX_SIZE = 2**31 - 1
@@ -133,6 +134,11 @@ class TargetTable(Table):
     kind: str | None = Field(None, description="the kind of target; default: the target's name")
     precision: str | None = Field(None, description="precision of the weights; default: the kind's first")
     shapes: dict[Key, Size] = Field({}, description="sizes that pin symbolic dimensions, by name")
+    keep: list[Key] = Field([], description="nodes, by name, that stay in float at any precision")
+    keep_operators: list[Key] = Field([], description="operators whose nodes all stay in float, such as Softmax")
+    calibration: Calibration = Field(
+        "minmax", description="how int8-static finds the range of activations from the golden inputs"
+    )
     tolerance: ToleranceTable = Field(ToleranceTable(), description="overrides [tolerance.<precision>]")
     min_level: Level | None = Field(None, description="lowest level the verdict may have; default: that of [gates]")
     archive: Archive = Field("tar.gz", description="format of the bundle's archive")

@@ -54,7 +54,7 @@ def open_source(run: Run, target: Target) -> Source:
     kind = kind_named(target.kind)
     ready = run.goldens(target.shapes)
     work = run.work / target.name / target.precision
-    passes = passes_for(kind, run.model, target.precision, target.shapes)
+    passes = passes_for(kind, run.model, target.precision, target.shapes, target.conversion)
     if not passes:
         return Source(kind, run.model, ready.inputs, ready, work)
     reference = answered(run, target)

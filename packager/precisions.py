@@ -6,11 +6,30 @@ expected of it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 AUTO = "auto"
 """In a manifest: the smallest precision that passes the policy."""
 
 COARSENESS = ("fp32", "bf16", "fp16", "int8", "int4")
 """Precisions of policies from the finest to the coarsest, as far as judging goes."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a manifest asks of the passes that make a target's precision.
+
+    ``keep`` names nodes, ``keep_operators`` operators, that stay in float. ``calibration`` is how static quantisation
+    finds the range of activations: ``minmax``, ``entropy`` or ``percentile``.
+    """
+
+    keep: tuple[str, ...] = ()
+    keep_operators: tuple[str, ...] = ()
+    calibration: str = "minmax"
+
+
+AS_IS = Conversion()
+"""Nothing asked."""
 
 
 def policy_precision(precision: str) -> str:

@@ -24,7 +24,7 @@ from packager.model import Model, Signature, open_model
 from packager.policy import rules_for
 from packager.probing import probe
 
-LARGE_BYTES = 1 << 30
+LARGE_BYTES = 1 << 29
 
 PROBED_SECONDS = 10.0
 """A model whose run takes longer isn't run at other sizes than those of its goldens."""
@@ -213,8 +213,12 @@ class OrtSession:
         else:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
             self.settings = "no graph optimisation"
-        if mapped and not quantized:
+        if mapped:
+            # Half-precision weights become float32 by a Cast each. By default all of those run first and their results
+            # are kept; by priority each runs when it is needed, and without an arena its memory goes back at once.
             options.add_session_config_entry("session.disable_prepacking", "1")
+            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+            options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         self.version: str = ort.__version__
         self._path = path
         try:

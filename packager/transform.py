@@ -7,12 +7,14 @@ keys. It says what it needs (``check``), does its work (``run``) and promises wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from packager.goldens import GoldenSet
 from packager.model import Signature
+from packager.parity import OutputRule
 from packager.room import Step
 
 if TYPE_CHECKING:
@@ -24,12 +26,14 @@ class Context:
     """What passes may use beside the model.
 
     ``source`` is the model file the run started from (read only), ``folder`` an empty folder for temporary files,
-    ``goldens`` the golden cases with the reference's outputs (calibration and drift search use them).
+    ``goldens`` the golden cases with the reference's outputs (calibration and drift search use them), ``rules`` what
+    the result will be judged by, for each output; ``None`` for the default policy's.
     """
 
     source: Path
     folder: Path
     goldens: GoldenSet
+    rules: Mapping[str, OutputRule] | None = None
 
 
 @dataclass(frozen=True)

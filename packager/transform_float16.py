@@ -20,30 +20,25 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from packager import parity
 from packager.errors import Refused
 from packager.float16_rewrite import graphs_of, rewrite
 from packager.float16_rounding import round_between
 from packager.float16_rules import DEFAULT, kept_by_rule, label_of
 from packager.float16_slots import is_float32
 from packager.float16_types import infer_types
-from packager.goldens import Array, GoldenCase
 from packager.model import Model, Signature, TensorSpec, open_model
 from packager.names import nearest
-from packager.policy import judged_precision, rules_for
 from packager.room import Step
 from packager.transform import Context, Outcome
-from packager.transform_drift import NodeDrift, as_dtype, drift, gains, load_session, run_session
+from packager.transform_drift import NodeDrift, drift, gains
+from packager.transform_search import MAX_SEARCH_BYTES, Trial, failure, goal, trial
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 Half = Literal["fp16", "bf16"]
-POLICY = "default-1"
 BF16_OPSET = 13
 MAX_ROUNDS = 12
-MAX_SEARCH_BYTES = 1_500_000_000
-"""Larger models aren't searched: it runs them several times in memory. Verification judges them all the same."""
 _SHOWN, _LISTED = 3, 12
 
 
@@ -106,7 +101,7 @@ class _Half:
             return Outcome(model, notes)
         before = context.folder / f"{self.name}-before.onnx"
         ir.save(model, before, external_data=f"{before.name}.data" if size > MAX_SEARCH_BYTES // 4 else None)
-        found = _search(self, before, context, cases)
+        found = _search(self, before, context)
         notes = _convert(model, self, found)
         return Outcome(model, notes)
 
@@ -181,66 +176,33 @@ def _named(graphs: Mapping[ir.Graph, ir.Node | None], keep: Iterable[str]) -> li
     return [known[name] for name in keep]
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """One candidate, run: the failing case with why, or ``None``; ``path`` is the model with rounding between nodes."""
-
-    path: Path
-    case: GoldenCase | None
-    reasons: tuple[str, ...] = ()
-
-
-def _search(settings: _Half, before: Path, context: Context, cases: Sequence[GoldenCase]) -> dict[str, str]:
+def _search(settings: _Half, before: Path, context: Context) -> dict[str, str]:
     """Tensors whose nodes must stay float32 beyond the rules, with the reason of each.
 
     Raises:
         Refused: the outputs still leave the policy.
     """
-    model = open_model(before)
-    rules = rules_for(POLICY, judged_precision(model, settings.name), model)
-    expected = _expected(model, cases)
+    model, wanted = open_model(before), goal(before, context, settings.name)
     found: dict[str, str] = {}
     drifts: tuple[NodeDrift, ...] = ()
-    trial = _Trial(before, None)
+    tried = Trial(before, None)
     for number in range(MAX_ROUNDS):
-        trial = _try(settings, before, context, expected, rules, found)
-        if trial.case is None:
+        tried = trial(_rounded(settings, before, context, found), wanted)
+        if tried.case is None:
             return found
-        drifts = drift(before, trial.path, trial.case.inputs)
+        drifts = drift(before, tried.path, tried.case.inputs)
         fresh = _choose(drifts, model, settings.name, found, 2**number)
         if not fresh:
             break
         found |= fresh
-    named = sorted({each.node: each for each in drifts if each.severity > 0}.values(), key=lambda each: -each.severity)
-    listed = "".join(f"\n  {each}" for each in named[:5])
-    reasons = "; ".join(trial.reasons[:_SHOWN])
     raise Refused(
-        f"the model drifts past what {settings.name} may cost ({reasons}), with {len(found)} nodes kept{listed}",
+        failure(settings.name, tried, drifts, len(found)),
         "use fp32 for this target, or keep more of the model in fp32 (keep, keep_types)",
     )
 
 
-def _expected(model: Model, cases: Sequence[GoldenCase]) -> tuple[GoldenCase, ...]:
-    """The cases with the outputs to reach: the goldens' own, or those of the model before the conversion."""
-    names = [spec.name for spec in model.signature.outputs if spec.kind == "tensor"]
-    session = load_session(model.path, model.path.parent, quantized=model.is_quantized)
-    made: list[GoldenCase] = []
-    for case in cases:
-        given = {name: case.outputs[name] for name in names if name in case.outputs}
-        outputs = given or run_session(session, names, case.inputs)
-        made.append(replace(case, outputs=outputs))
-    return tuple(made)
-
-
-def _try(
-    settings: _Half,
-    before: Path,
-    context: Context,
-    cases: Sequence[GoldenCase],
-    rules: Mapping[str, parity.OutputRule],
-    found: Mapping[str, str],
-) -> _Trial:
-    """Convert with these nodes kept, and judge the rounded run case by case; the signature stays float32 here."""
+def _rounded(settings: _Half, before: Path, context: Context, found: Mapping[str, str]) -> Path:
+    """Convert with these nodes kept and with rounding between nodes; the signature stays float32 here."""
     import onnx_ir as ir
 
     model = ir.load(before)
@@ -248,24 +210,7 @@ def _try(
     round_between(model, _low(settings.name))
     path = context.folder / f"{settings.name}-rounded.onnx"
     ir.save(model, path)
-    session = load_session(path, path.parent, quantized=open_model(path).is_quantized)
-    for case in cases:
-        reasons = _judge(run_session(session, list(case.outputs), case.inputs), case, rules)
-        if reasons:
-            return _Trial(path, case, reasons)
-    return _Trial(path, None)
-
-
-def _judge(actual: Mapping[str, Array], case: GoldenCase, rules: Mapping[str, parity.OutputRule]) -> tuple[str, ...]:
-    reasons: list[str] = []
-    for name, rule in rules.items():
-        if name in case.outputs and name in actual:
-            value = as_dtype(actual[name], case.outputs[name])
-            result = parity.compare_output(
-                name, case.outputs[name], value, rule.tolerance, rule.score_axis, rounding=rule.rounding
-            )
-            reasons += [f"output '{name}': {reason}" for reason in result.reasons]
-    return tuple(reasons)
+    return path
 
 
 def _choose(

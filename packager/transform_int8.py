@@ -13,23 +13,34 @@ machines than the one that built it, so ``reduce_range=None`` means 7 bits where
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from packager.errors import Refused
-from packager.float16_rules import label_of
+from packager.float16_rules import constant, label_of
 from packager.golden_formats import read_goldens
-from packager.goldens import Array, GoldenCase
-from packager.model import QUANTIZED_OPERATORS, Signature, open_model
+from packager.goldens import GoldenCase
+from packager.model import Signature, open_model
 from packager.names import nearest
 from packager.room import Step
 from packager.transform import Context, Outcome
+from packager.transform_int8_linear import quantise_layers
+from packager.transform_int8_search import restore, searched
+from packager.transform_quantiser import (
+    CARRIERS,
+    EXTERNAL_BYTES,
+    Interface,
+    finish,
+    interface_of,
+    is_large,
+    name_nodes,
+    prepare,
+    quiet,
+    reader,
+    weight_bytes,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -39,12 +50,8 @@ Scheme = Literal["qdq", "symmetric", "npu16"]
 Activation = Literal["uint8", "int8", "uint16"]
 Weight = Literal["int8", "uint8"]
 
-CARRIERS = QUANTIZED_OPERATORS | {"DequantizeLinear", "MatMulNBits", "GatherBlockQuantized"}
-"""Operators of a model that is quantised already."""
 MIN_OPSET = {"dynamic": 11, "static": 13, "uint16": 21}
 """DynamicQuantizeLinear came with opset 11, per-channel QuantizeLinear with 13, its 16 bits with 21."""
-EXTERNAL_BYTES = 1_000_000_000
-"""Larger models go to the quantiser with their weights beside them: a protobuf message ends at 2 GB."""
 PRESETS: dict[Scheme, tuple[Activation, Weight, bool, bool]] = {
     "qdq": ("uint8", "int8", False, True),
     "symmetric": ("int8", "int8", True, False),
@@ -52,18 +59,26 @@ PRESETS: dict[Scheme, tuple[Activation, Weight, bool, bool]] = {
 }
 """By scheme: dtype of activations, of weights, whether activations are symmetric, whether weights have 7 bits.
 OpenVINO and ONNX Runtime take ``qdq``, TensorRT only symmetric int8, Qualcomm's HTP uint16 with uint8 weights."""
-_PREPROCESSED = "onnx.quant.pre_process"
+OTHER_OPERATORS = {"Attention": 1, "Conv": 1, "EmbedLayerNormalization": 2, "LSTM": 1}
+"""What ONNX Runtime's quantiser makes integer beside linear layers and tables, and which input holds the weight."""
+FAILURES = (ValueError, KeyError, IndexError, RuntimeError, AssertionError, TypeError)
+"""What it raises."""
+LAYERS = {**OTHER_OPERATORS, "Gather": 0, "Gemm": 1, "MatMul": 1}
+"""All that has a weight to quantise."""
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Int8Dynamic:
     """Weights int8, activations uint8 measured at run time. ``exclude`` names nodes to leave, ``exclude_types``
-    operators. ``reduce_range=None`` is True (see the module)."""
+    operators. ``reduce_range=None`` is True (see the module). ``search`` runs the golden cases to find what else must
+    stay in float."""
 
     per_channel: bool = True
     reduce_range: bool | None = None
     exclude: tuple[str, ...] = ()
     exclude_types: tuple[str, ...] = ()
+    search: bool = True
 
     @property
     def name(self) -> str:
@@ -83,29 +98,58 @@ class Int8Dynamic:
         """Quantise.
 
         Raises:
-            Refused: the opset is below 11, an excluded node doesn't exist, or nothing is left to quantise.
+            Refused: the opset is below 11, an excluded node doesn't exist, nothing is left to quantise, or the model
+                drifts past the policy whatever is left out; nodes are named.
         """
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-
         if (left := _already(model)) is not None:
             return left
         _need_opset(model, "dynamic", "dynamic quantisation")
-        interface = _interface(model)
-        source, target = _prepare(model, context, self.name)
-        with _quiet():
-            try:
-                quantize_dynamic(
-                    source,
-                    target,
-                    per_channel=self.per_channel,
-                    reduce_range=self.reduce_range is not False,
-                    weight_type=QuantType.QInt8,
-                    nodes_to_exclude=_excluded(model, self.exclude, self.exclude_types),
-                    use_external_data_format=_is_large(model),
-                )
-            except (ValueError, KeyError, IndexError, RuntimeError, AssertionError) as error:
-                raise Refused(f"ONNX Runtime's quantiser failed: {error}", "exclude the nodes it names") from error
-        return _finish(target, "", interface)
+        interface, excluded = interface_of(model), _excluded(model, self.exclude, self.exclude_types)
+        if is_large(model):
+            name_nodes(model)
+            size = f"{weight_bytes(model) / 1e9:.1f} GB of weights are too many"
+            left_over = _left_in_float(_others(model, excluded), f"{size} for ONNX Runtime's quantiser")
+            searched_not = (f"not searched for nodes that drift: {size} to run",) if context.goldens.cases else ()
+            self._layers(model, excluded)
+            return finish(model, interface, *left_over, *searched_not)
+        before = prepare(model, context, self.name)
+
+        def make(kept: Collection[str]) -> Outcome:
+            return self._quantised(before, context, {*excluded, *kept}, interface)
+
+        if not (self.search and context.goldens.cases):
+            return make(())
+        return searched(make, before, context, self.name)
+
+    def _quantised(self, before: Path, context: Context, excluded: Collection[str], interface: Interface) -> Outcome:
+        import onnx_ir as ir
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        model, made = ir.load(before), context.folder / f"{self.name}-after.onnx"
+        if any(node.graph is model.graph for node in _others(model, excluded)):
+            with quiet():
+                try:
+                    quantize_dynamic(
+                        before,
+                        made,
+                        op_types_to_quantize=list(OTHER_OPERATORS),
+                        per_channel=self.per_channel,
+                        reduce_range=self.reduce_range is not False,
+                        weight_type=QuantType.QInt8,
+                        nodes_to_exclude=sorted(excluded),
+                    )
+                except FAILURES as error:
+                    raise Refused(f"ONNX Runtime's quantiser failed: {error}", "exclude the nodes it names") from error
+            model = ir.load(made)
+        inside = [node for node in _others(model, excluded) if node.graph is not model.graph]
+        notes = _left_in_float(inside, "in a body of If, Loop or Scan")
+        self._layers(model, excluded)
+        return finish(model, interface, *notes)
+
+    def _layers(self, model: ir.Model, excluded: Collection[str]) -> None:
+        quantise_layers(
+            model, excluded, per_channel=self.per_channel, reduce_range=self.reduce_range is not False
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,6 +171,7 @@ class Int8Static:
     exclude: tuple[str, ...] = ()
     exclude_types: tuple[str, ...] = ()
     calibration: Path | None = None
+    search: bool = True
 
     @property
     def name(self) -> str:
@@ -167,47 +212,72 @@ class Int8Static:
                 exist, or the quantiser fails.
             GoldenError: the calibration files don't fit the model.
         """
-        from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
-
         if (left := _already(model)) is not None:
             return left
-        activation, weight, symmetric, reduced = self.resolved()
         _need_opset(model, "static", "QuantizeLinear with a scale per channel")
-        if activation == "uint16":
+        if self.resolved()[0] == "uint16":
             _need_opset(model, "uint16", "QuantizeLinear to 16 bits")
-        excluded = _excluded(model, self.exclude, self.exclude_types)
-        interface = _interface(model)
-        source, target = _prepare(model, context, self.name)
-        cases, note = self._cases(source, context)
+        if (size := weight_bytes(model)) > EXTERNAL_BYTES:
+            raise Refused(
+                f"{size / 1e9:.1f} GB of weights are too many for static quantisation, which holds them in memory "
+                "several times",
+                "use int8-dynamic, int8-weights or fp16, which are streamed",
+            )
+        interface, excluded = interface_of(model), _excluded(model, self.exclude, self.exclude_types)
+        before = prepare(model, context, self.name)
+        quantised = context.folder / f"{self.name}-after.onnx"
+        self._quantise(before, quantised, excluded, self._cases(before, context))
+
+        def make(kept: Collection[str]) -> Outcome:
+            made = restore(before, quantised, kept)
+            inside = [node for node in _others(made, excluded, LAYERS) if node.graph is not made.graph]
+            return finish(made, interface, *_left_in_float(inside, "in a body of If, Loop or Scan"))
+
+        if not (self.search and context.goldens.cases):
+            return make(())
+        return searched(make, before, context, self.name)
+
+    def _quantise(self, before: Path, out: Path, excluded: Sequence[str], cases: Sequence[GoldenCase]) -> None:
+        from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+        activation, weight, symmetric, reduced = self.resolved()
         types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8, "uint16": QuantType.QUInt16}
         methods = {
             "minmax": CalibrationMethod.MinMax,
             "entropy": CalibrationMethod.Entropy,
             "percentile": CalibrationMethod.Percentile,
         }
-        hint = "exclude the nodes it names" + ("" if self.method == "minmax" else ", or take method = minmax")
-        with _quiet():
+        options: dict[str, object] = {
+            "ActivationSymmetric": symmetric,
+            "WeightSymmetric": weight == "int8",
+            # Without, a Relu gives its output's name to what is before it, and names no longer tell tensors apart.
+            "QDQKeepRemovableActivations": True,
+        }
+        if self.method != "minmax":
+            # One case at a time, so that histograms take cases of several shapes; and over the range of signed values,
+            # since the quantiser can't cut a range like [2, 2] into bins.
+            options |= {"CalibStridedMinMax": 1, "CalibTensorRangeSymmetric": False}
+        with quiet():
             try:
                 quantize_static(
-                    source,
-                    target,
-                    _reader(cases),
+                    before,
+                    out,
+                    reader(cases),
                     quant_format=QuantFormat.QDQ,
                     per_channel=self.per_channel,
                     reduce_range=reduced,
                     activation_type=types[activation],
                     weight_type=types[weight],
-                    nodes_to_exclude=excluded,
-                    use_external_data_format=_is_large(model),
+                    nodes_to_exclude=list(excluded),
                     calibrate_method=methods[self.method],
-                    extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": weight == "int8"},
+                    extra_options=options,
                 )
-            except (ValueError, KeyError, IndexError, RuntimeError, AssertionError, TypeError) as error:
+            except FAILURES as error:
+                hint = "exclude the nodes it names" + ("" if self.method == "minmax" else ", or take method = minmax")
                 raise Refused(f"ONNX Runtime's quantiser failed: {error}", hint) from error
-        return _finish(target, note, interface)
 
-    def _cases(self, source: Path, context: Context) -> tuple[list[GoldenCase], str]:
-        """The calibration cases. Histograms need cases of one shape: the most common one is taken.
+    def _cases(self, source: Path, context: Context) -> Sequence[GoldenCase]:
+        """The calibration cases.
 
         Raises:
             Refused: there are none.
@@ -217,26 +287,44 @@ class Int8Static:
             cases = read_goldens(self.calibration, open_model(source).signature).cases
         if not cases:
             raise Refused("there is nothing to calibrate with", "give golden cases, or calibration = a folder of them")
-        if self.method == "minmax":
-            return list(cases), ""
-        groups: dict[tuple[tuple[str, tuple[int, ...]], ...], list[GoldenCase]] = {}
-        for case in cases:
-            shapes = tuple(sorted((name, array.shape) for name, array in case.inputs.items()))
-            groups.setdefault(shapes, []).append(case)
-        most = max(groups.values(), key=len)
-        note = f"calibrated with {len(most)} of {len(cases)} cases: {self.method} needs cases of one shape"
-        return most, note if len(most) < len(cases) else ""
+        return cases
 
 
 def _settings(chosen: Int8Dynamic | Int8Static, bits: str) -> tuple[tuple[str, str], ...]:
     found = [("scales", "per channel" if chosen.per_channel else "per tensor"), ("bits of a weight", bits)]
     found += [("excluded", ", ".join(chosen.exclude))] if chosen.exclude else []
     found += [("excluded operators", ", ".join(chosen.exclude_types))] if chosen.exclude_types else []
+    found += [("search for nodes that drift", "yes" if chosen.search else "no")]
     return tuple(found)
 
 
 def _nodes(model: ir.Model) -> list[ir.Node]:
     return list(model.graph.all_nodes())
+
+
+def _others(
+    model: ir.Model, excluded: Collection[str], operators: Mapping[str, int] = OTHER_OPERATORS
+) -> list[ir.Node]:
+    """Nodes with a constant weight, in bodies too, of operators given with the place of that weight."""
+    import onnx_ir as ir
+
+    found: list[ir.Node] = []
+    for node in _nodes(model):
+        place = operators.get(node.op_type)
+        if place is None or node.name in excluded or place >= len(node.inputs):
+            continue
+        tensor = constant(node.inputs[place])
+        if tensor is not None and tensor.dtype == ir.DataType.FLOAT and tensor.size > 1:
+            found.append(node)
+    return found
+
+
+def _left_in_float(nodes: Sequence[ir.Node], why: str) -> tuple[str, ...]:
+    """The note about nodes that could be integer and aren't."""
+    if not nodes:
+        return ()
+    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+    return (f"left in float: {', '.join(label_of(node) for node in nodes[:_SHOWN])}{more} ({why})",)
 
 
 def _already(model: ir.Model) -> Outcome | None:
@@ -265,119 +353,3 @@ def _excluded(model: ir.Model, names: Sequence[str], types: Sequence[str]) -> li
             close = nearest(name, known)
             raise Refused(f"exclude: no node '{name}'", f"did you mean '{close}'?" if close else "name a node")
     return sorted({*names, *(name for name, node in known.items() if node.op_type in types)})
-
-
-def _is_large(model: ir.Model) -> bool:
-    sizes = (int(value.const_value.nbytes) for value in model.graph.initializers.values() if value.const_value)
-    return sum(sizes) > EXTERNAL_BYTES
-
-
-def _prepare(model: ir.Model, context: Context, name: str) -> tuple[Path, Path]:
-    """Write the model for the quantiser, which takes weights from initializers only, wants types and shapes inferred
-    and every node named; and say where its answer goes."""
-    import onnx_ir as ir
-    from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
-
-    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    _unpack_weights(model)
-    ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
-    taken = {node.name for node in _nodes(model) if node.name}
-    for number, node in enumerate(_nodes(model)):
-        if not node.name:
-            made = f"{node.op_type}_{number}"
-            while made in taken:
-                made += "_"
-            node.name = made
-            taken.add(made)
-    model.metadata_props[_PREPROCESSED] = "packager"  # or the quantiser advises, on stderr, to do what was just done
-    source = context.folder / f"{name}-before.onnx"
-    ir.save(model, source, external_data=f"{source.name}.data" if _is_large(model) else None)
-    return source, context.folder / f"{name}-after.onnx"
-
-
-def _unpack_weights(model: ir.Model) -> None:
-    """Weights stored as bytes behind a Cast and a Mul by their scale become float32, as the quantiser wants them."""
-    import numpy as np
-    import onnx_ir as ir
-
-    for node in [node for node in model.graph if node.op_type == "Mul" and not node.domain]:
-        cast = next((made for value in node.inputs if value and (made := value.producer()) is not None), None)
-        scale = next((value.const_value for value in node.inputs if value and value.is_initializer()), None)
-        if cast is None or cast.op_type != "Cast" or scale is None or scale.dtype != ir.DataType.FLOAT:
-            continue
-        stored = cast.inputs[0].const_value if cast.inputs[0] is not None else None
-        output = node.outputs[0]
-        if stored is None or stored.dtype.bitwidth > 8 or output.is_graph_output():
-            continue
-        array = stored.numpy().astype(np.float32) * scale.numpy()
-        made = ir.Value(name=f"{output.name}_unpacked", const_value=ir.tensor(array))
-        made.shape, made.type = ir.Shape(array.shape), ir.TensorType(ir.DataType.FLOAT)
-        model.graph.register_initializer(made)
-        output.replace_all_uses_with(made)
-        model.graph.remove(node, safe=True)
-        if not cast.outputs[0].uses() and not cast.outputs[0].is_graph_output():
-            model.graph.remove(cast, safe=True)
-    for name, value in list(model.graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
-            del model.graph.initializers[name]
-
-
-Interface = dict[str, tuple["ir.TypeProtocol | None", "ir.Shape | None"]]
-
-
-def _interface(model: ir.Model) -> Interface:
-    """Types and shapes of graph inputs and outputs, which shape inference and the quantiser may fill in or rename."""
-    values = (*model.graph.inputs, *model.graph.outputs)
-    return {value.name or "": (value.type, None if value.shape is None else value.shape.copy()) for value in values}
-
-
-def _finish(target: Path, note: str, interface: Interface) -> Outcome:
-    """Read the quantiser's answer, its nodes sorted and its inputs and outputs declared as they were.
-
-    Raises:
-        Refused: it quantised nothing.
-    """
-    import onnx_ir as ir
-    from onnx_ir.passes.common import TopologicalSortPass
-
-    model = ir.load(target)
-    TopologicalSortPass()(model)
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        value.type, value.shape = interface.get(value.name or "", (value.type, value.shape))
-    for mark in (_PREPROCESSED, "onnx.infer"):  # the quantiser's notes to itself
-        model.metadata_props.pop(mark, None)
-    counts = Counter(node.op_type for node in _nodes(model) if node.op_type in CARRIERS - {"DynamicQuantizeLinear"})
-    if not counts:
-        raise Refused(
-            "there is nothing to quantise: no MatMul, Gemm, Conv or other operator with constant weights is left",
-            "use fp16 or fp32 for this target, or exclude less",
-        )
-    made = "quantised operators: " + ", ".join(f"{op_type} {count}" for op_type, count in sorted(counts.items()))
-    return Outcome(model, (made, note) if note else (made,))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The quantiser advises by logging and calibration prints; what matters here is in notes and errors."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with redirect_stdout(StringIO()):
-            yield
-    finally:
-        logging.disable(before)
-
-
-def _reader(cases: Sequence[GoldenCase]) -> object:
-    """The cases' inputs as the quantiser wants them, one after another."""
-    from onnxruntime.quantization import CalibrationDataReader
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self._left = iter(cases)
-
-        def get_next(self) -> dict[str, Array] | None:
-            case = next(self._left, None)
-            return None if case is None else dict(case.inputs)
-
-    return Reader()

@@ -21,6 +21,7 @@ PASSES: Mapping[str, str] = {
     "drop-unused-imports": "packager.transform_versions:DropUnusedImports",
     "fold": "packager.transform_shapes:Fold",
     "fp16": "packager.transform_float16:Float16",
+    "fp16-weights": "packager.transform_float16_weights:HalfWeights",
     "inline-functions": "packager.transform_versions:InlineFunctions",
     "int8-dynamic": "packager.transform_int8:Int8Dynamic",
     "int8-static": "packager.transform_int8:Int8Static",

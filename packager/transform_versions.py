@@ -1,8 +1,9 @@
 """Versions: the operator sets and the IR version a target's runtime takes, reached exactly or refused by name.
 
 A number may be set freely where no used operator changed between the two versions. Where one did, its node crosses
-each change by a rule of :mod:`packager.transform_steps`; where there is no exact rule, the model is refused with the
-node, the operator and the version it changed at. (onnx's own converter raises and lowers too, but drops what it
+each change by a rule of :mod:`packager.transform_steps`; an operator that begins later is expanded by ONNX's own
+definition of it (:mod:`packager.transform_expanding`). Where there is neither, the model is refused with the node, the
+operator and the version it changed at. (onnx's own converter raises and lowers too, but drops what it
 doesn't know without a word; onnxscript's raises from opset 18 only and skips nodes it can't convert.)
 """
 
@@ -19,6 +20,7 @@ from packager.model import Signature
 from packager.room import Step
 from packager.transform import Context, Outcome
 from packager.transform_edit import Edit, Impossible
+from packager.transform_expanding import expand
 from packager.transform_graphs import all_names, label
 from packager.transform_inference import infer
 from packager.transform_ir_version import set_ir_version
@@ -68,7 +70,11 @@ class SetVersions:
             current = model.opset_imports.get(domain)
             if current is None or current == version:
                 continue
-            converted = _convert(model, domain, current, version)
+            starts: dict[onnx_ir.Node, int] = {}
+            if not domain and version < current:
+                starts, expanded = _expanded(model, version)
+                notes.extend(expanded)
+            converted = _convert(model, domain, current, version, starts)
             for holder in (model.graph, *model.functions.values()):
                 if domain in holder.opset_imports:
                     holder.opset_imports[domain] = version
@@ -187,8 +193,31 @@ def changes(op_type: str, domain: str) -> tuple[int, ...]:
     return tuple(sorted({item.since_version for item in history if (item.name, item.domain) == (op_type, domain)}))
 
 
-def _convert(model: ir.Model, domain: str, current: int, version: int) -> int:
-    """Take every node of the domain from one version to the other; gives how many had to be rewritten."""
+def _expanded(model: ir.Model, version: int) -> tuple[dict[ir.Node, int], tuple[str, ...]]:
+    """Expand what has no form at the version; gives the new nodes with what they are written for, and notes."""
+    try:
+        starts, labels = expand(model, version, lambda op_type: _ends(op_type, version))
+    except Impossible as reason:
+        raise Refused(
+            f"no exact conversion of operator set ai.onnx to {version}: {reason}",
+            f"export the model at operator set {version}",
+        ) from None
+    if not labels:
+        return starts, ()
+    more = f" and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
+    return starts, (f"expanded by ONNX's own definition: {', '.join(labels[:SHOWN])}{more}",)
+
+
+def _ends(op_type: str, version: int) -> bool:
+    """Whether a known operator has no form at the version."""
+    return bool(changes(op_type, "")) and schema_at(op_type, "", version) is None
+
+
+def _convert(model: ir.Model, domain: str, current: int, version: int, starts: Mapping[ir.Node, int]) -> int:
+    """Take every node of the domain from its version to the other; gives how many had to be rewritten.
+
+    Nodes are of version ``current``, but for those in ``starts``.
+    """
     problems: list[str] = []
     rewritten = 0
     edit: Edit | None = None
@@ -197,7 +226,8 @@ def _convert(model: ir.Model, domain: str, current: int, version: int) -> int:
         if node.domain != domain or node.op_identifier() in model.functions:
             continue
         try:
-            crossed = _crossed(node, current, version)
+            start = starts.get(node, current)
+            crossed = _crossed(node, start, version)
             if not crossed:
                 continue
             if edit is None:
@@ -206,7 +236,7 @@ def _convert(model: ir.Model, domain: str, current: int, version: int) -> int:
                 raise Impossible("it is inside a local function (inline functions first)")
             before = _fingerprint(node)
             for change in crossed:
-                _cross(node, change, edit, up=version > current)
+                _cross(node, change, edit, up=version > start)
             rewritten += before != _fingerprint(node)
         except Impossible as reason:
             problems.append(f"node {label(node)}: {reason}")

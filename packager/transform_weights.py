@@ -268,8 +268,6 @@ def _to_kernel(model: ir.Model, layer: _Layer, settings: WeightOnly) -> None:
         made_value.name = f"{name}_linear"
         new.append(ir.Node("", "Add", [made_value, bias], num_outputs=1, name=f"{node.name}_bias" if node.name else ""))
         new[1].outputs[0].type, new[1].outputs[0].shape = output.type, output.shape
-    output.name = f"{name}_before"
-    new[-1].outputs[0].name = name
     ir.convenience.replace_nodes_and_values(
         node.graph, insertion_point=node, old_nodes=[node], new_nodes=new,
         old_values=[output], new_values=[new[-1].outputs[0]],

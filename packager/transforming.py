@@ -20,8 +20,9 @@ from packager.transform_registry import AnyPass
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-MAX_INLINE_BYTES = 1_500_000_000
-"""Constants up to this many bytes stay inside the file; protobuf can't hold 2 GiB."""
+MAX_INLINE_BYTES = 500_000_000
+"""Constants up to this many bytes stay inside the file. More could (protobuf ends at 2 GiB), but whoever opens such a
+file holds it in memory twice; data files are mapped."""
 
 MAX_FILE_BYTES = 1 << 30
 """Largest data file: small enough for stores and file systems that stop at 2 GiB."""

@@ -11,8 +11,9 @@ from onnx import helper, numpy_helper
 
 import packager
 from packager.dialect import passes_for, passes_text, steps_of
-from packager.errors import InternalError
+from packager.errors import InternalError, Refused
 from packager.model import open_model
+from packager.precisions import Conversion
 from packager.report import table
 from packager.results import Report, TargetResult
 from packager.room import Dialect, Kind, kind_named
@@ -159,3 +160,37 @@ def test_a_room_that_names_an_unknown_pass_is_at_fault(tiny: str, tmp_path: Path
     model = open_model(dense(tmp_path / "m.onnx"))
     with pytest.raises(InternalError, match="no pass is named 'fp17'"):
         passes_for(kind_with(tiny, precisions={"fp32": [{"name": "fp17"}]}), model, "fp32", ())
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8-dynamic", "int8-static"])
+def test_the_manifest_names_what_stays_in_float(tiny: str, tmp_path: Path, precision: str):
+    dense(tmp_path / "m.onnx")
+    manifest = tmp_path / "packager.toml"
+    text = f'[model]\npath = "m.onnx"\n[targets.tiny]\nprecision = "{precision}"\n'
+    manifest.write_text(text + 'keep = ["mul"]\nkeep_operators = ["Relu"]\n')
+    planned = packager.plan(manifest=manifest)[0]
+    if precision == "fp16":
+        assert planned.plan is not None
+        assert dict(planned.plan.steps[0].settings)["kept in fp32"] == "mul"
+        assert "kept in fp32 as asked: MatMul 'mul'" in planned.plan.notes
+    elif precision == "int8-dynamic":
+        assert planned.error is not None and "nothing to quantise" in planned.error.message
+    else:
+        assert planned.plan is not None
+        settings = dict(planned.plan.steps[0].settings)
+        assert (settings["excluded"], settings["excluded operators"]) == ("mul", "Relu")
+    manifest.write_text(text + 'keep = ["mull"]\n')
+    planned = packager.plan(manifest=manifest)[0]
+    assert planned.error is not None and "no node 'mull'" in planned.error.message
+    assert planned.error.hint == "did you mean 'mul'?"
+
+
+def test_what_can_not_be_kept_is_refused_and_calibration_is_a_setting(tiny: str, tmp_path: Path):
+    model, kind = (
+        open_model(dense(tmp_path / "m.onnx")),
+        kind_with(tiny, precisions={"fp16": [{"name": "fp16-weights"}]}),
+    )
+    with pytest.raises(Refused, match="fp16 leaves no node out for this kind, so `keep` can't be done"):
+        passes_for(kind, model, "fp16", (), Conversion(keep=("mul",)))
+    made = passes_for(kind_named(tiny), model, "int8-static", (), Conversion(calibration="percentile"))
+    assert dict(made[-1].step().settings)["range"] == "percentile"

@@ -348,6 +348,24 @@ def test_output_used_inside_and_output_that_is_an_initializer(tmp_path):
     assert by_name(half, "second").input[0] == by_name(half, "layer").output[0]  # no way out and back
 
 
+def test_output_that_is_also_an_input_and_names_with_a_colon(tmp_path):
+    """One tensor goes in and out untouched and feeds a layer; the wire names, colons and all, stay."""
+    nodes = [
+        node("MatMul", ["in:0", "layer/w:0"], ["h:0"], name="fc:0"),
+        node("Relu", ["h:0"], ["out:0"], name="act:0"),
+        node("Neg", ["out:0"], ["n:0"], name="neg:0"),
+    ]
+    outputs = [value("in:0"), value("out:0"), value("n:0")]
+    path, half, _ = convert(model(nodes, [value("in:0")], outputs, [const("layer/w:0", W)]), tmp_path)
+    assert [one.name for one in (*half.graph.input, *half.graph.output)] == ["in:0", "in:0", "out:0", "n:0"]
+    assert dtypes(half)["layer/w:0"] == FLOAT16
+    feed = np.array([[0.1, -2.0, 3.0]], np.float32)  # 0.1 isn't a float16
+    found = run(path, {"in:0": feed})
+    np.testing.assert_array_equal(found["in:0"], feed)
+    np.testing.assert_allclose(found["out:0"], np.maximum(feed @ W, 0), rtol=2e-3)
+    np.testing.assert_array_equal(found["n:0"], -found["out:0"])
+
+
 def test_names_that_a_new_one_would_take(tmp_path):
     nodes = [linear(out="y_fp16"), node("Relu", ["y_fp16"], ["y"])]
     path, _, _ = convert(model(nodes, [value("x")], [value("y")], [const("w", W)]), tmp_path)

@@ -24,7 +24,9 @@ from packager.shapes import pin_shapes
 if TYPE_CHECKING:
     import numpy as np
 
-Fault = Literal["", "missing", "refuse", "raise", "unexpected", "segfault", "hang", "full", "wrong", "nan", "run"]
+Fault = Literal[
+    "", "missing", "refuse", "raise", "unexpected", "segfault", "hang", "full", "wrong", "nan", "run", "half", "scale"
+]
 
 
 class Options(RoomOptions):
@@ -77,6 +79,10 @@ def build(plan: Plan, stage: Stage) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
     if options.fault == "hang":
         time.sleep(600)
+    if options.fault in ("half", "scale"):
+        from . import broken
+
+        {"half": broken.halve_blindly, "scale": broken.spoil_scale}[options.fault](stage.folder / "model.onnx")
 
 
 @contextmanager
