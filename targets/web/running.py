@@ -20,8 +20,9 @@ from packager import parity
 from packager.bundle import Bundle, open_bundle
 from packager.errors import ToolchainMissing, VerificationError
 from packager.room import Runner, RuntimeInfo
+from packager.supervise import Running, running
 from packager.targets.web import node
-from packager.targets.web.browser import CHOSEN, HOW, Running, browser_command, find_browser, running, scratch
+from packager.targets.web.browser import CHOSEN, HOW, browser_command, find_browser, scratch
 from packager.targets.web.server import HARNESS, Channel, Message, Site, serve
 from packager.targets.web.wire_format import decode, encode
 
@@ -78,7 +79,8 @@ def run_bundle(folder: Path) -> Iterator[Runner]:
             else:
                 command = browser_command(browser, str(own / "profile"), f"{site.base(channel)}page/index.html")
             programs.append(stack.enter_context(running(command, own)))
-        stack.callback(lambda: [program.stop() for program in programs])  # all at once, before each is waited for
+        for program in programs:
+            stack.callback(program.stop)  # all at once, before each is waited for
         limit = GREETING_SECONDS + bundle.total_bytes / SLOWEST
         pages = [_greeted(channel, program, limit) for channel, program in zip(channels, programs, strict=True)]
         yield _Runner(bundle, site, tuple(pages), browser is not None)

@@ -26,9 +26,10 @@ from packager.bundle import seal
 from packager.goldens import GoldenCase, GoldenSet
 from packager.parity import OutputRule, Tolerance
 from packager.room import Stage
+from packager.supervise import running
 from packager.targets import web as room
 from packager.targets.web import node
-from packager.targets.web.browser import browser_command, running, scratch
+from packager.targets.web.browser import browser_command, scratch
 from packager.targets.web.server import ISOLATION, TYPES
 from tests.builders import BOOL, FLOAT, INT64, STRING, model, save, value
 from tests.targets.test_web import HARD_NAMES, KIND, needs_browser, needs_node, plan_of
