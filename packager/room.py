@@ -100,6 +100,9 @@ class TargetFacts(BaseModel):
     title: str
     summary: str
     level: Level = Field(description="the highest level verification can reach")
+    endpoint: str | None = Field(
+        None, description="how to write the address of a running service that bundles can be verified against"
+    )
     precisions: list[str] = Field(min_length=1, description="allowed values of `precision`, the default first")
     tools: list[str] = Field([], description="Python distributions whose versions decide the result")
     requires: Requirements = Requirements()
@@ -273,6 +276,17 @@ class Room(Protocol):
         ...
 
 
+class RemoteRoom(Room, Protocol):
+    """A room whose ``target.toml`` has ``endpoint``."""
+
+    def remote(self, bundle: Path, endpoint: str) -> AbstractContextManager[Runner]:
+        """Ask the service at ``endpoint``, to which somebody deployed the bundle, in a child process.
+
+        Its level is ``runtime`` only where what answers is the target's own runtime, as far as it tells.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Kind:
     """A discovered room: its facts, where its files are, and the module to import when it is needed."""
@@ -286,6 +300,12 @@ class Kind:
     def load(self) -> Room:
         """Import the room."""
         return cast(Room, importlib.import_module(self.module))
+
+    def load_remote(self) -> RemoteRoom:
+        """Import a room whose bundles can be verified against a running service; :class:`UsageError` for others."""
+        if self.facts.endpoint is None:
+            raise UsageError(f"a bundle of kind '{self.name}' can't be verified against a service", "omit --endpoint")
+        return cast(RemoteRoom, importlib.import_module(self.module))
 
 
 @cache
@@ -346,10 +366,12 @@ def _read_kind(file: Path, module: str, templates: Path) -> Kind:
 
 
 def missing_requirements(kind: Kind, host: Host) -> list[Missing]:
-    """What ``target.toml`` requires and this machine lacks, then what the room itself finds missing.
+    """What ``target.toml`` requires and this machine lacks, then what the room itself finds missing."""
+    return missing_tools(kind) + kind.load().missing(host)
 
-    Python distributions are looked up by metadata; nothing is imported.
-    """
+
+def missing_tools(kind: Kind) -> list[Missing]:
+    """What ``target.toml`` requires and this machine lacks. Distributions are looked up by metadata, not imported."""
     import shutil
 
     from packaging.specifiers import SpecifierSet
@@ -368,11 +390,11 @@ def missing_requirements(kind: Kind, host: Host) -> list[Missing]:
     for program, how in kind.facts.requires.programs.items():
         if shutil.which(program) is None:
             found.append(Missing(f"program {program}", how))
-    return found + kind.load().missing(host)
+    return found
 
 
 __all__ = [
-    "LEVELS", "GoldenCase", "GoldenSet", "Host", "Kind", "Level", "Limits", "Missing", "Plan", "PlanRequest", "Room",
-    "RoomOptions", "Runner", "RuntimeInfo", "Signature", "Stage", "Step", "TargetFacts", "kind_named", "kinds",
-    "missing_requirements", "package_folder",
+    "LEVELS", "GoldenCase", "GoldenSet", "Host", "Kind", "Level", "Limits", "Missing", "Plan", "PlanRequest",
+    "RemoteRoom", "Room", "RoomOptions", "Runner", "RuntimeInfo", "Signature", "Stage", "Step", "TargetFacts",
+    "kind_named", "kinds", "missing_requirements", "missing_tools", "package_folder",
 ]  # fmt: skip

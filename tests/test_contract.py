@@ -111,6 +111,11 @@ def test_the_module_has_the_names_and_signatures_of_a_room(kind: Kind):
         wanted = list(inspect.signature(getattr(Room, name)).parameters)[1:]
         assert list(inspect.signature(getattr(made, name)).parameters) == wanted, name
         assert inspect.getdoc(getattr(made, name)), name
+    assert hasattr(made, "remote") == (kind.facts.endpoint is not None), "target.toml and module differ on endpoints"
+    if kind.facts.endpoint is not None:
+        remote = kind.load_remote().remote
+        assert list(inspect.signature(remote).parameters) == ["bundle", "endpoint"]
+        assert isinstance(remote(Path("absent"), "nowhere"), AbstractContextManager)
     assert isinstance(made.runner(Path("absent")), AbstractContextManager)
     assert isinstance(made.missing(this_host()), list)
 

@@ -11,12 +11,13 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from packager.errors import BuildError, Refused
+from packager.errors import BuildError, Refused, UsageError
 from packager.host import Host
 from packager.room import Missing, Plan, PlanRequest, RoomOptions, Runner, RuntimeInfo, Stage, Step
 from packager.shapes import pin_shapes
@@ -83,6 +84,16 @@ def build(plan: Plan, stage: Stage) -> None:
 def runner(bundle: Path) -> Iterator[Runner]:
     """ONNX Runtime on the copied model."""
     yield _Runner(bundle, Options.model_validate_json((bundle / "options.json").read_text()))
+
+
+@contextmanager
+def remote(bundle: Path, endpoint: str) -> Iterator[Runner]:
+    """The same, said to be somewhere else."""
+    if not endpoint.startswith("tiny://"):
+        raise UsageError(f"'{endpoint}' is no tiny service", "write tiny://NAME")
+    with runner(bundle) as made:
+        made.info = replace(made.info, device=endpoint)
+        yield made
 
 
 class _Runner:
