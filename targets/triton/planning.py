@@ -8,10 +8,13 @@ from packager.limits import check_operators, check_versions
 from packager.model import Signature
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
+from packager.targets.triton.accelerators import objections
 from packager.targets.triton.config import DTYPES
 from packager.targets.triton.options import Options
 
 AUTO_BATCH = 8
+CACHE_BYTES = 64 << 20
+"""Size of the server's response cache in the deployment files."""
 
 
 def plan_for(request: PlanRequest) -> Plan:
@@ -33,6 +36,7 @@ def plan_for(request: PlanRequest) -> Plan:
     check_operators(request, reader)
     signature = pin_shapes(request.model.signature, request.shapes)
     _check_signature(signature, request.facts.limits)
+    _check_options(signature, options, pins["release"])
     batch, why = batching(signature, options)
     _check_batching(batch, why, options)
     notes = (f"requests aren't batched: {why}",) if not batch and why else ()
@@ -56,10 +60,40 @@ def _check_signature(signature: Signature, limits: Limits) -> None:
                 wrong.append(f"{what} is {format_dims(spec.dims)}, and Triton refuses dims of 0")
             elif not spec.dims and side == "input" and spec.dtype == "string":
                 wrong.append(f"{what} is a scalar string, which the backend would hand over with shape [1]")
+            elif not _is_unicode(spec.name):
+                wrong.append(f"{side} {spec.name!a} has a name that is no valid Unicode, which config.pbtxt can't hold")
     if wrong:
         raise Refused(
             "Triton can't serve this signature:" + "".join(f"\n  {line}" for line in wrong),
             "export the model with inputs and outputs of declared rank and of Triton's types",
+        )
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_options(signature: Signature, options: Options, release: str) -> None:
+    wrong = objections(options, release)
+    if options.gpus and options.device != "gpu":
+        wrong.append(f'gpus names some, and device is {options.device}: set device = "gpu"')
+    outputs = {spec.name: spec for spec in signature.outputs}
+    for name, labels in options.labels.items():
+        spec = outputs.get(name)
+        if spec is None:
+            wrong.append(f"labels has '{name}', and the outputs are {', '.join(map(repr, outputs))}")
+        elif not labels or any("\n" in label or "\r" in label or not _is_unicode(label) for label in labels):
+            wrong.append(f"labels of '{name}' must be one or more texts of one line each")
+        elif spec.dims and isinstance(spec.dims[-1], int) and spec.dims[-1] != len(labels):
+            wrong.append(f"labels of '{name}' are {len(labels)}, and it has {spec.dims[-1]} classes")
+    if wrong:
+        raise Refused(
+            "these options make no sense together:" + "".join(f"\n  {line}" for line in wrong),
+            "correct them in the manifest",
         )
 
 
@@ -109,5 +143,15 @@ def _steps(request: PlanRequest, options: Options, batch: int) -> tuple[Step, ..
         steps.append(Step("Configuring for full shapes", (("max batch size", "0"),)))
     running = [("instances", str(options.instances)), ("device", options.device)]
     running += [("warm-up", "the first golden case")] if options.warm_up else []
+    if options.accelerator != "none":
+        given = "".join(f", {key} {value}" for key, value in sorted(options.accelerator_options.items()))
+        running.append(("accelerator", options.accelerator + given))
+    running += [("server options", " ".join(flags(options)))] if flags(options) else []
     steps.append(Step("Adding client, manifests and measurement", tuple(running)))
     return tuple(steps)
+
+
+def flags(options: Options) -> tuple[str, ...]:
+    """What a server must be started with beyond the usual, for options that are in vain without."""
+    found = [f"--cache-config=local,size={CACHE_BYTES}"] if options.response_cache else []
+    return (*found, *(["--rate-limit=execution_count"] if options.rate_limit else []))

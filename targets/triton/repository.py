@@ -21,9 +21,9 @@ from packager.room import Plan, Stage, kind_named
 from packager.selfcheck import ship_loader
 from packager.targets.triton import infer
 from packager.targets.triton.batching import objection
-from packager.targets.triton.config import DTYPES, MODEL_FILE, Config, Entry, WarmUp, check_text, config_text
+from packager.targets.triton.config import DTYPES, MODEL_FILE, Config, Entry, WarmUp, config_text
 from packager.targets.triton.options import Options
-from packager.targets.triton.planning import batching
+from packager.targets.triton.planning import batching, flags
 
 REPOSITORY = "model_repository"
 MAX_PERF_ELEMENTS = 1 << 20
@@ -47,9 +47,8 @@ def build_repository(plan: Plan, stage: Stage) -> None:
         first = stage.goldens.cases[0].inputs
         if options.warm_up and all(array.size for array in first.values()):  # a warm-up can't have dims of 0
             config = warmed_up(config, first, home)
-        text = config_text(config)
-        check_text(text, config, Path(f"{REPOSITORY}/{plan.name}/config.pbtxt"))
-        write_text(home / "config.pbtxt", text)
+        config = labelled(config, home)
+        write_text(home / "config.pbtxt", config_text(config))
         ship_loader(Path(infer.__file__), stage.folder)
     except OSError as error:
         raise StorageError(f"{error.filename or home} can't be written: {error.strerror}") from error
@@ -144,6 +143,19 @@ def warmed_up(config: Config, inputs: Mapping[str, Array], home: Path) -> Config
     return replace(config, warm_up=tuple(found))
 
 
+def labelled(config: Config, home: Path) -> Config:
+    """The configuration with a file of labels, put in ``home``, for every output that has some."""
+    outputs = []
+    for index, entry in enumerate(config.outputs):
+        labels = config.options.labels.get(entry.name)
+        if labels:
+            file = f"labels-{index}.txt"
+            write_text(home / file, "".join(f"{label}\n" for label in labels))
+            entry = replace(entry, labels=file)  # noqa: PLW2901
+        outputs.append(entry)
+    return replace(config, outputs=tuple(outputs))
+
+
 def sent_row(array: Array, config: Config) -> Array:
     """A case's array as one request sends it, without the batch dim: Triton has no empty shapes."""
     row = array[0] if config.max_batch else array
@@ -157,7 +169,8 @@ def write_deployment(plan: Plan, stage: Stage, config: Config) -> None:
         "model": plan.name,
         "label": dns_label(plan.name),
         "release": kind.facts.pins["release"],
-        "gpu": config.options.device == "auto",
+        "gpu": config.options.device != "cpu",
+        "flags": flags(config.options),
     }
     for name in ("compose.yaml", "kubernetes.yaml"):
         write_text(stage.folder / name, render(kind, f"triton/{name}.j2", **values))

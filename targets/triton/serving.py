@@ -7,11 +7,10 @@ must show that requests were merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
-from threading import Barrier
 from urllib.parse import quote
 
 from packager import parity
@@ -20,17 +19,16 @@ from packager.feeds import read_description
 from packager.goldens import Array
 from packager.room import Runner, RuntimeInfo
 from packager.targets.triton import kit
-from packager.targets.triton.batching import joined
-from packager.targets.triton.config import safety_objection
+from packager.targets.triton.config import safety_objection, without_gpu
 from packager.targets.triton.infer import Model
 from packager.targets.triton.repository import REPOSITORY
 from packager.targets.triton.server import Server, serving
+from packager.targets.triton.traffic import PARALLEL, agree, ask, difference, in_parallel, in_twos, requests_of
 
 CONFIG = "config.pbtxt"
-PARALLEL = 8
-"""Requests sent at the same time for each instance of the model, up to :data:`MOST`."""
-
 MOST = 64
+"""Requests sent at the same time, however many instances there are."""
+
 ROUNDS = 10
 """How often parallel requests are sent before Triton is said not to merge any: whether two meet is a matter of time."""
 
@@ -49,23 +47,27 @@ def served(bundle: Path) -> Iterator[Runner]:
         golden = parity.read_golden(bundle / "golden")
     except ValueError as error:
         raise VerificationError(str(error), "build the bundle again") from error
-    check_repository(bundle / REPOSITORY, described.name)
-    with serving(bundle / REPOSITORY) as server:
-        server.load(described.name)
+    text = check_repository(bundle / REPOSITORY, described.name)
+    with serving(bundle / REPOSITORY, rate_limited=bool(described.options.get("rate_limit"))) as server:
+        override = "" if server.real_backend else without_gpu(text)
+        server.load(described.name, override)
         with ExitStack() as stack:
             try:
                 http, grpc = (stack.enter_context(closing(Model(bundle, url))) for url in (server.http, server.grpc))
             except (ValueError, RuntimeError) as error:
                 raise VerificationError(f"Triton serves another model: {error}", "build the bundle again") from error
-            runner = _Runner(http, grpc, golden, _info(server, http))
+            info = runtime_info(http.info["version"], server.real_backend, on_gpu=bool(override))
             _check_traffic(server, grpc, described.name, golden)
-            yield runner
+            yield _Runner(http, grpc, golden, info)
 
 
-def check_repository(repository: Path, name: str) -> None:
+def check_repository(repository: Path, name: str) -> str:
     """Let nothing through that Triton would run as code: a bundle holds a configuration, models and their data.
 
     A server looks for the backend's library beside the model first, and a configuration can name code in many ways.
+
+    Returns:
+        The configuration's text.
 
     Raises:
         VerificationError: the repository has something else; the file is named.
@@ -74,7 +76,9 @@ def check_repository(repository: Path, name: str) -> None:
     for path in sorted(repository.rglob("*")):
         inner = path.relative_to(repository).parts
         code = path.suffix in (".so", ".py", ".pyc", ".gz", ".sh") or ".so." in path.name
-        strange = inner[0] != name or len(inner) > 3 or (len(inner) == 2 and path.is_file() and inner[1] != CONFIG)
+        strange = inner[0] != name or len(inner) > 3
+        if len(inner) == 2 and path.is_file():
+            strange = strange or (inner[1] != CONFIG and not re.fullmatch(r"labels-\d+\.txt", inner[1]))
         if path.is_symlink() or code or strange:
             raise VerificationError(
                 f"{REPOSITORY}/{'/'.join(inner)} has no place in the bundle, and Triton might run it",
@@ -83,17 +87,18 @@ def check_repository(repository: Path, name: str) -> None:
     file = repository / name / CONFIG
     if not file.is_file():
         raise VerificationError(f"{place}/{CONFIG} is missing", "build the bundle again")
-    told = safety_objection(file.read_text(encoding="utf-8", errors="replace"))
+    text = file.read_text(encoding="utf-8", errors="replace")
+    told = safety_objection(text)
     if told:
         raise VerificationError(f"{place}/{CONFIG}: {told}", "build the bundle again")
+    return text
 
 
-def _info(server: Server, model: Model) -> RuntimeInfo:
-    return runtime_info(model.info["version"], server.real_backend)
+def runtime_info(version: str, real_backend: bool, on_gpu: bool = False) -> RuntimeInfo:
+    """What ran a bundle, for the verdict: the server's version, and which backend it loaded models with.
 
-
-def runtime_info(version: str, real_backend: bool) -> RuntimeInfo:
-    """What ran a bundle, for the verdict: the server's version, and which backend it loaded models with."""
+    ``on_gpu`` tells that the configuration asks for GPUs, and was loaded for CPU.
+    """
     release = kit.pins()["release"]
     if real_backend:
         return RuntimeInfo(f"Triton core {version} + onnxruntime backend", version, "CPU", "runtime")
@@ -103,7 +108,8 @@ def runtime_info(version: str, real_backend: bool) -> RuntimeInfo:
         device="CPU",
         level="emulated",
         reason=f"the server of release {release} loaded and served the repository, but ONNX Runtime ran the model in a "
-        f"python-hosted stand-in for the C++ onnxruntime backend",
+        f"python-hosted stand-in for the C++ onnxruntime backend"
+        + (", and its KIND_GPU instances were loaded as KIND_CPU" if on_gpu else ""),
         details=(("server", version), ("protocols", "HTTP and gRPC")),
     )
 
@@ -121,33 +127,12 @@ class _Runner:
         Raises:
             VerificationError: the server refused or failed, or the protocols disagree.
         """
-        over_http, over_grpc = _ask(self._http, feeds), _ask(self._grpc, feeds)
-        told = _difference(over_http, over_grpc, self._golden)
+        over_http: dict[str, Array] = ask(self._http, feeds)
+        over_grpc: dict[str, Array] = ask(self._grpc, feeds)
+        told = difference(over_http, over_grpc, self._golden)
         if told:
             raise VerificationError(f"HTTP and gRPC give different answers: {told}")
         return over_grpc
-
-
-def _ask(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    try:
-        outputs: dict[str, Array] = model.run(feeds)
-        return outputs
-    except (ValueError, RuntimeError) as error:
-        raise VerificationError(str(error)) from error
-
-
-def _difference(one: Mapping[str, Array], other: Mapping[str, Array], golden: parity.Golden) -> str:
-    """What differs, by the tolerances the bundle is judged by; outputs without elements differ in shape only."""
-    for name, array in one.items():
-        if name not in golden.excluded_names and array.shape != other[name].shape:
-            return f"output '{name}' has shape {list(array.shape)} and {list(other[name].shape)}"
-    full = [name for name, array in one.items() if array.size and name in golden.rules]
-    if not full:
-        return ""
-    result = parity.compare_case(
-        "", {name: one[name] for name in full}, {name: other[name] for name in full}, golden.rules
-    )
-    return "; ".join(result.reasons)[:500]
 
 
 def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golden) -> None:
@@ -157,17 +142,13 @@ def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golde
         VerificationError: an answer differs or fails, or a batching server merges nothing.
     """
     count = min(PARALLEL * _instances(server, name), MOST)
-    requests = _requests(golden, model.max_batch > 0, count)
-    alone = [_ask(model, feeds) for feeds in requests]
-    if model.max_batch > 1:
-        two = _ask(model, joined(requests[:2]))
-        for index in range(2):
-            row = {output: array[index : index + 1] for output, array in two.items()}
-            _agree(alone[index], row, golden, "a batch of 2")
+    requests = requests_of(golden, model.max_batch > 0, count)
+    alone = [ask(model, feeds) for feeds in requests]
+    in_twos(model, requests, alone, golden)
     for _ in range(ROUNDS if model.max_batch > 1 and count < MOST else 1):
         before = _counts(server, name)
-        for one, answer in zip(alone, _in_parallel(model, requests), strict=True):
-            _agree(one, answer, golden, "parallel requests")
+        for one, answer in zip(alone, in_parallel(lambda: nullcontext(model), requests), strict=True):
+            agree(one, answer, golden, "parallel requests")
         inferences, executions = (now - then for now, then in zip(_counts(server, name), before, strict=True))
         if min(inferences, server.inferences_by_metrics(name)) < len(requests):
             raise VerificationError(f"Triton counts {inferences} inferences for {len(requests)} requests")
@@ -177,40 +158,6 @@ def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golde
         raise VerificationError(
             f"Triton merged none of {len(requests)} parallel requests", "is the machine overloaded?"
         )
-
-
-def _agree(alone: Mapping[str, Array], other: Mapping[str, Array], golden: parity.Golden, how: str) -> None:
-    told = _difference(alone, other, golden)
-    if told:
-        raise VerificationError(
-            f"Triton answers differently to {how} than to one request alone: {told}",
-            "the rows of a batch influence each other: build with max_batch = 0",
-        )
-
-
-def _requests(golden: parity.Golden, batching: bool, wanted: int) -> list[Mapping[str, Array]]:
-    """Requests of one shape, so that they may be merged: rows where the server batches, else whole cases."""
-    if not batching:
-        return [golden.cases[index % len(golden.cases)].inputs for index in range(wanted)]
-    first = golden.cases[0].inputs
-    shapes = {name: array.shape[1:] for name, array in first.items()}
-    rows: list[Mapping[str, Array]] = []
-    for case in golden.cases:
-        if {name: array.shape[1:] for name, array in case.inputs.items()} == shapes:
-            count = min(len(array) for array in case.inputs.values())
-            rows += [{name: array[i : i + 1] for name, array in case.inputs.items()} for i in range(count)]
-    return [rows[index % len(rows)] for index in range(wanted)]
-
-
-def _in_parallel(model: Model, requests: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-    start = Barrier(len(requests))
-
-    def one(feeds: Mapping[str, Array]) -> dict[str, Array]:
-        start.wait()
-        return _ask(model, feeds)
-
-    with ThreadPoolExecutor(len(requests)) as pool:
-        return list(pool.map(one, requests))
 
 
 def _instances(server: Server, name: str) -> int:
