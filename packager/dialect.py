@@ -17,6 +17,7 @@ from packager.cache import Cache, Ingredients
 from packager.errors import InternalError, VerificationError
 from packager.files import clone_tree, to_json
 from packager.goldens import GoldenCase, GoldenSet
+from packager.limits import ONNX
 from packager.model import Model, open_model
 from packager.room import Kind, Step
 from packager.transform import Context
@@ -89,7 +90,9 @@ def passes_for(kind: Kind, model: Model, precision: str, shapes: tuple[tuple[str
     if dialect.lower:
         from packager.transform_versions import planned_versions
 
-        versions = planned_versions(structure, limits.opset, limits.ir)
+        most = dialect.maximum_opset.get(precision)
+        opsets = limits.opset if most is None else {**limits.opset, ONNX: most}
+        versions = planned_versions(structure, opsets, limits.ir)
         if versions is not None:
             chosen += [load_pass({"name": "drop-unused-imports"}), versions]
     minimum = dialect.minimum_opset.get(precision, 0)

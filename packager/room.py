@@ -13,7 +13,7 @@ import importlib.util
 import tomllib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -37,6 +37,11 @@ class RoomOptions(BaseModel):
     """Base of a room's own manifest options: unknown keys are mistakes, values aren't converted silently."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def files(self) -> tuple[str, ...]:
+        """Files that these options name, as written: relative to the manifest's folder. What is in them decides the
+        result, as the model does."""
+        return ()
 
 
 class PythonPackage(BaseModel):
@@ -81,6 +86,7 @@ class Dialect(BaseModel):
     minimum_opset: dict[str, int] = Field(
         {}, description="by precision: the operator set of ai.onnx its passes need; older models are raised to it"
     )
+    maximum_opset: dict[str, int] = Field({}, description="by precision: highest ai.onnx, where lower than [limits]")
     ladder: list[str] = Field([], description="precisions that `auto` tries, the smallest bundle first")
 
 
@@ -100,9 +106,7 @@ class TargetFacts(BaseModel):
     title: str
     summary: str
     level: Level = Field(description="the highest level verification can reach")
-    endpoint: str | None = Field(
-        None, description="how to write the address of a running service that bundles can be verified against"
-    )
+    endpoint: str | None = Field(None, description="how to address a running service that can be verified against")
     precisions: list[str] = Field(min_length=1, description="allowed values of `precision`, the default first")
     tools: list[str] = Field([], description="Python distributions whose versions decide the result")
     requires: Requirements = Requirements()
@@ -136,6 +140,15 @@ class Step:
 
 
 @dataclass(frozen=True)
+class ExtraFile:
+    """A file that a target's options name: as written, where it is, and its digest."""
+
+    name: str
+    path: Path
+    sha256: str
+
+
+@dataclass(frozen=True)
 class PlanRequest:
     """All that a plan may depend on. ``shapes`` pins symbolic dims by name (or ``input:axis`` for unnamed ones)."""
 
@@ -149,6 +162,7 @@ class PlanRequest:
     shapes: tuple[tuple[str, int], ...]
     options: RoomOptions
     facts: TargetFacts
+    files: tuple[ExtraFile, ...] = ()
 
     def plan(
         self,
@@ -178,6 +192,7 @@ class PlanRequest:
             steps=steps,
             options=(options or self.options).model_dump_json(),
             notes=notes,
+            files=tuple((file.name, file.sha256) for file in self.files),
         )
 
 
@@ -187,7 +202,8 @@ class Plan:
 
     ``signature`` is what the bundle will take and give, shapes pinned. ``options`` are the room's, as JSON.
     ``notes`` are things the user should know (something lowered, something that costs). ``transforms`` are the passes
-    that ran before the room planned, as JSON (see :func:`packager.transform_registry.load_pass`).
+    that ran before the room planned, as JSON (see :func:`packager.transform_registry.load_pass`). ``files`` are those
+    that the options name, with their digests.
     """
 
     target: str
@@ -203,15 +219,20 @@ class Plan:
     options: str = "{}"
     notes: tuple[str, ...] = ()
     transforms: str = "[]"
+    files: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Where a build happens: an empty ``folder`` to fill, the ``model`` file (read only) and the golden cases."""
+    """Where a build happens: an empty ``folder`` to fill, the ``model`` file (read only) and the golden cases.
+
+    ``files`` are where the files lie that the options name, by name as written.
+    """
 
     folder: Path
     model: Path
     goldens: GoldenSet
+    files: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -394,7 +415,7 @@ def missing_tools(kind: Kind) -> list[Missing]:
 
 
 __all__ = [
-    "LEVELS", "GoldenCase", "GoldenSet", "Host", "Kind", "Level", "Limits", "Missing", "Plan", "PlanRequest",
-    "RemoteRoom", "Room", "RoomOptions", "Runner", "RuntimeInfo", "Signature", "Stage", "Step", "TargetFacts",
-    "kind_named", "kinds", "missing_requirements", "missing_tools", "package_folder",
+    "LEVELS", "ExtraFile", "GoldenCase", "GoldenSet", "Host", "Kind", "Level", "Limits", "Missing", "Plan",
+    "PlanRequest", "RemoteRoom", "Room", "RoomOptions", "Runner", "RuntimeInfo", "Signature", "Stage", "Step",
+    "TargetFacts", "kind_named", "kinds", "missing_requirements", "missing_tools", "package_folder",
 ]  # fmt: skip

@@ -80,7 +80,8 @@ def test_facts_are_complete_and_make_sense(kind: Kind):
     judged = {policy_precision(precision) for precision in facts.precisions}
     assert judged <= set(known), "a precision without bounds in the default policy"
     assert set(facts.dialect.ladder) <= set(facts.precisions), "auto may try only what the room can build"
-    assert set(facts.dialect.precisions) | set(facts.dialect.minimum_opset) <= set(facts.precisions)
+    by_precision = {*facts.dialect.precisions, *facts.dialect.minimum_opset, *facts.dialect.maximum_opset}
+    assert by_precision <= set(facts.precisions)
     assert set(facts.tolerance) <= set(facts.precisions)
     assert set(facts.limits.dtypes) <= set(DTYPES.values())
     assert all(re.search(r"[a-z]{3}", reason) for reason in facts.limits.refused_operators.values())

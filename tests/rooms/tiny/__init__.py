@@ -34,6 +34,11 @@ class Options(RoomOptions):
     fault: Fault = Field("", description="what goes wrong")
     note: str = Field("", description="an option that only changes the plan")
     level: Literal["runtime", "proxy"] = Field("runtime", description="the level claimed")
+    extra: str | None = Field(None, description="a file that is put into the bundle")
+
+    def files(self) -> tuple[str, ...]:
+        """The extra one."""
+        return () if self.extra is None else (self.extra,)
 
 
 def missing(host: Host) -> list[Missing]:
@@ -60,6 +65,7 @@ def plan(request: PlanRequest) -> Plan:
         signature=pin_shapes(request.model.signature, request.shapes),
         steps=(Step("Copying the model", (("note", options.note),)),),
         options=options.model_dump_json(),
+        files=tuple((file.name, file.sha256) for file in request.files),
     )
 
 
@@ -68,6 +74,8 @@ def build(plan: Plan, stage: Stage) -> None:
     options = Options.model_validate_json(plan.options)
     shutil.copyfile(stage.model, stage.folder / "model.onnx")
     (stage.folder / "options.json").write_text(plan.options)
+    for name, path in stage.files.items():
+        shutil.copyfile(path, stage.folder / Path(name).name)
     if options.fault == "raise":
         raise BuildError("node Relu 'act' can't be converted", "use another node")
     if options.fault == "unexpected":
