@@ -183,7 +183,9 @@ def safety_objection(text: str) -> str:
         parsed = text_format.Parse(text, ModelConfig())
     except (text_format.ParseError, ValueError) as error:
         return f"Triton's schema refuses it: {error}"
-    other = sorted(field.name for field, _ in parsed.ListFields() if field.name not in FIELDS)
+    whole = parsed.platform == "ensemble"
+    allowed = FIELDS | {"ensemble_scheduling"} if whole else FIELDS
+    other = sorted(field.name for field, _ in parsed.ListFields() if field.name not in allowed)
     other += [f"parameter {key}" for key in sorted(parsed.parameters) if key != THREADS]
     chosen = parsed.optimization.execution_accelerators
     for each in (*chosen.cpu_execution_accelerator, *chosen.gpu_execution_accelerator):
@@ -191,7 +193,7 @@ def safety_objection(text: str) -> str:
         other += [f"{each.name} option {key}" for key in sorted(each.parameters) if key not in known]
     if other:
         return f"it sets {', '.join(other)}, which no bundle does"
-    if (parsed.backend or BACKEND, parsed.platform) not in ((BACKEND, ""), (BACKEND, f"{BACKEND}_onnx")):
+    if not whole and (parsed.backend or BACKEND, parsed.platform) not in ((BACKEND, ""), (BACKEND, f"{BACKEND}_onnx")):
         return f"it is for backend '{parsed.backend or parsed.platform}', not for {BACKEND}"
     if parsed.default_model_filename not in ("", MODEL_FILE):
         return f"its model file is '{parsed.default_model_filename}', not {MODEL_FILE}"

@@ -76,3 +76,18 @@ class Options(RoomOptions):
         "specific",
         description="which versions the server loads where others are put beside this one; specific: this one",
     )
+    pre: str | None = Field(
+        None,
+        min_length=1,
+        description="an ONNX file, relative to the manifest, that makes the model's inputs; with it, or with `post`, "
+        "the repository has an ensemble of pre, model and post too, joined by the names of their tensors",
+    )
+    post: str | None = Field(None, min_length=1, description="an ONNX file that takes the model's outputs")
+
+    def files(self) -> tuple[str, ...]:
+        """The steps of an ensemble beside the model."""
+        return tuple(name for name in (self.pre, self.post) if name is not None)
+
+    def steps(self) -> dict[str, str]:
+        """The same by part, ``pre`` and ``post``."""
+        return {part: name for part, name in (("pre", self.pre), ("post", self.post)) if name is not None}

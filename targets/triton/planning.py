@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from packager.errors import Refused
-from packager.graph import format_dims
+from packager.graph import Structure, format_dims
 from packager.limits import check_operators, check_versions
-from packager.model import Signature
+from packager.model import Signature, open_model
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
 from packager.targets.triton.accelerators import objections
 from packager.targets.triton.config import DTYPES
+from packager.targets.triton.ensemble import chained
 from packager.targets.triton.options import Options
 
 AUTO_BATCH = 8
+NO_QLINEAR = 21
+"""The operator set for which ONNX Runtime 1.19 has no QLinearMatMul."""
+
 CACHE_BYTES = 64 << 20
 """Size of the server's response cache in the deployment files."""
 
@@ -34,13 +40,47 @@ def plan_for(request: PlanRequest) -> Plan:
     reader = f"the ONNX Runtime {pins['onnxruntime']} of Triton {pins['release']}"
     check_versions(request.model, request.facts.limits, reader)
     check_operators(request, reader)
+    _check_quantised(request.model.structure, reader)
     signature = pin_shapes(request.model.signature, request.shapes)
     _check_signature(signature, request.facts.limits)
     _check_options(signature, options, pins["release"])
     batch, why = batching(signature, options)
     _check_batching(batch, why, options)
+    _check_steps(request, options, signature, reader)
     notes = (f"requests aren't batched: {why}",) if not batch and why else ()
     return request.plan(signature, _steps(request, options, batch), notes, options)
+
+
+def _check_quantised(structure: Structure, reader: str) -> None:
+    """Refuse what ONNX Runtime 1.19 makes a QLinearMatMul of operator set 21 of: it has a kernel for older ones only.
+
+    Raises:
+        Refused: every such node is named.
+    """
+    if dict(structure.opsets).get("", 0) < NO_QLINEAR:
+        return
+    nodes = list(structure.walk())
+    makers = {name: node.op_type for node in nodes for name in node.outputs if not node.domain}
+    rounded = {name for node in nodes if node.op_type == "QuantizeLinear" for name in node.inputs[:1]}
+    found = [
+        node.label
+        for node in nodes
+        if not node.domain
+        and (
+            node.op_type == "QLinearMatMul"
+            or (
+                node.op_type == "MatMul"
+                and all(makers.get(name) == "DequantizeLinear" for name in node.inputs)
+                and node.outputs[0] in rounded
+            )
+        )
+    ]
+    if found:
+        raise Refused(
+            f"{reader} has no QLinearMatMul of operator set {NO_QLINEAR}, and runs as one:"
+            + "".join(f"\n  node {label}" for label in found),
+            f"export the model for operator set {NO_QLINEAR - 1}",
+        )
 
 
 def _check_signature(signature: Signature, limits: Limits) -> None:
@@ -67,6 +107,31 @@ def _check_signature(signature: Signature, limits: Limits) -> None:
             "Triton can't serve this signature:" + "".join(f"\n  {line}" for line in wrong),
             "export the model with inputs and outputs of declared rank and of Triton's types",
         )
+
+
+def _check_steps(request: PlanRequest, options: Options, signature: Signature, reader: str) -> None:
+    """Hold the steps of an ensemble to what the model itself is held to, and to each other.
+
+    Raises:
+        Refused: one can't be served, or they don't fit together; its file is named.
+    """
+    if not options.steps():
+        return
+    files = {file.name: file.path for file in request.files}
+    signatures = {"model": signature}
+    for part, name in options.steps().items():
+        try:
+            model = open_model(files[name])
+            if model.external:
+                raise Refused("it keeps weights in other files", "save it as one file")
+            check_versions(model, request.facts.limits, reader)
+            check_operators(replace(request, model=model), reader)
+            _check_quantised(model.structure, reader)
+            _check_signature(model.signature, request.facts.limits)
+        except Refused as error:
+            raise Refused(f"{part} = '{name}': {error.message}", error.hint) from error
+        signatures[part] = model.signature
+    chained(signatures)
 
 
 def _is_unicode(name: str) -> bool:
@@ -141,6 +206,9 @@ def _steps(request: PlanRequest, options: Options, batch: int) -> tuple[Step, ..
         steps.append(Step("Proving that requests can be batched", (("max batch size", size),)))
     else:
         steps.append(Step("Configuring for full shapes", (("max batch size", "0"),)))
+    if options.steps():
+        named = [f"{part} '{name}'" for part, name in options.steps().items()]
+        steps.append(Step("Building the ensemble", (("around the model", " and ".join(named)),)))
     running = [("instances", str(options.instances)), ("device", options.device)]
     running += [("warm-up", "the first golden case")] if options.warm_up else []
     if options.accelerator != "none":

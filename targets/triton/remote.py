@@ -18,7 +18,7 @@ from packager.goldens import Array
 from packager.room import Runner, RuntimeInfo
 from packager.targets.triton import kit
 from packager.targets.triton.infer import Model
-from packager.targets.triton.traffic import PARALLEL, agree, ask, in_parallel, in_twos, requests_of
+from packager.targets.triton.traffic import ask, check_alike, check_steps
 
 SCHEMES = ("http://", "https://", "grpc://", "grpcs://")
 
@@ -46,11 +46,8 @@ def asked(bundle: Path, endpoint: str) -> Iterator[Runner]:
             "deploy model_repository/ there, load the model, and check the address",
         ) from error
     with closing(model):
-        requests = requests_of(golden, model.max_batch > 0, PARALLEL)
-        alone = [ask(model, feeds) for feeds in requests]
-        in_twos(model, requests, alone, golden)
-        for one, answer in zip(alone, in_parallel(lambda: closing(Model(bundle, endpoint)), requests), strict=True):
-            agree(one, answer, golden, "parallel requests")
+        check_alike(model, lambda: closing(Model(bundle, endpoint)), golden)
+        check_steps(bundle, endpoint)
         yield _Runner(model, remote_info(model.info["name"], model.info["version"], endpoint))
 
 

@@ -19,13 +19,14 @@ from packager.model import Signature, open_model
 from packager.render import render
 from packager.room import Plan, Stage, kind_named
 from packager.selfcheck import ship_loader
-from packager.targets.triton import infer
+from packager.targets.triton import ensemble, infer
 from packager.targets.triton.batching import objection
 from packager.targets.triton.config import DTYPES, MODEL_FILE, Config, Entry, WarmUp, config_text
 from packager.targets.triton.options import Options
 from packager.targets.triton.planning import batching, flags
 
 REPOSITORY = "model_repository"
+CONFIG = "config.pbtxt"
 MAX_PERF_ELEMENTS = 1 << 20
 """Elements of a golden case that ``perf.json`` may hold as text."""
 
@@ -47,12 +48,65 @@ def build_repository(plan: Plan, stage: Stage) -> None:
         first = stage.goldens.cases[0].inputs
         if options.warm_up and all(array.size for array in first.values()):  # a warm-up can't have dims of 0
             config = warmed_up(config, first, home)
+        if options.steps():
+            config = build_ensemble(plan, stage, config, folder / MODEL_FILE)
         config = labelled(config, home)
-        write_text(home / "config.pbtxt", config_text(config))
+        write_text(home / CONFIG, config_text(config))
         ship_loader(Path(infer.__file__), stage.folder)
     except OSError as error:
         raise StorageError(f"{error.filename or home} can't be written: {error.strerror}") from error
     write_deployment(plan, stage, config)
+
+
+def build_ensemble(plan: Plan, stage: Stage, config: Config, placed: Path) -> Config:
+    """The steps beside the model, the ensemble itself, and golden cases of each.
+
+    Requests are batched where all steps can be, so that rows stay together from the first to the last.
+
+    Args:
+        plan: of the target.
+        stage: where the bundle is built.
+        config: of the model alone.
+        placed: the model's file in the repository.
+
+    Returns:
+        The model's configuration, not batched where another step can't be.
+
+    Raises:
+        BuildError: a step doesn't run on what the one before it makes.
+    """
+    options = config.options
+    models = {"model": placed, **{part: stage.files[name] for part, name in options.steps().items()}}
+    signatures = {part: open_model(path).signature for part, path in models.items()}
+    chain = ensemble.chained({**signatures, "model": plan.signature})
+    goldens = ensemble.run_in_sequence(chain, models, ensemble.first_inputs(chain, models, stage.goldens))
+    configs = {"model": config}
+    for part in options.steps():
+        name = ensemble.served_name(plan.name, part)
+        step = replace(plan, name=name, signature=signatures[part], precision="fp32")
+        own = ensemble.step_options(options)
+        configs[part] = configure(step, replace(stage, goldens=goldens[part]), models[part], own)
+    batch = min(each.max_batch for each in configs.values())
+    alone = next((each.name for each in configs.values() if not each.max_batch), "")
+    why = f"Requests aren't batched: those of '{alone}' in the same ensemble aren't"
+    for part, each in configs.items():
+        configs[part] = (
+            each if each.max_batch == batch else replace(each, max_batch=batch, why=why if alone else each.why)
+        )
+    repository = stage.folder / REPOSITORY
+    for part in options.steps():
+        home = repository / ensemble.served_name(plan.name, part)
+        folder = home / str(options.model_version)
+        folder.mkdir(parents=True)
+        clone_file(models[part], folder / MODEL_FILE)
+        write_text(home / CONFIG, config_text(configs[part]))
+    whole = repository / ensemble.served_name(plan.name, ensemble.WHOLE)
+    (whole / str(options.model_version)).mkdir(parents=True)
+    # Triton wants the folder of a version even where there is no file for it, and archives and git drop empty ones.
+    write_text(whole / str(options.model_version) / ensemble.PLACEHOLDER, "An ensemble has no file of its own.\n")
+    write_text(whole / CONFIG, ensemble.ensemble_text(plan.name, chain, configs, batch, options))
+    ensemble.write_steps(plan, stage.folder, chain, models, goldens)
+    return configs["model"]
 
 
 def place_model(stage: Stage, target: Path) -> None:
@@ -166,7 +220,7 @@ def write_deployment(plan: Plan, stage: Stage, config: Config) -> None:
     """``compose.yaml``, ``kubernetes.yaml`` and ``perf.sh`` with its data."""
     kind = kind_named("triton")
     values = {
-        "model": plan.name,
+        "models": [plan.name, *([ensemble.served_name(plan.name, ensemble.WHOLE)] if config.options.steps() else [])],
         "label": dns_label(plan.name),
         "release": kind.facts.pins["release"],
         "gpu": config.options.device != "cpu",

@@ -8,8 +8,10 @@ must show that requests were merged.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,15 +22,25 @@ from packager.goldens import Array
 from packager.room import Runner, RuntimeInfo
 from packager.targets.triton import kit
 from packager.targets.triton.config import safety_objection, without_gpu
+from packager.targets.triton.ensemble import PARTS, WHOLE, served_name
 from packager.targets.triton.infer import Model
-from packager.targets.triton.repository import REPOSITORY
+from packager.targets.triton.repository import CONFIG, REPOSITORY
 from packager.targets.triton.server import Server, serving
-from packager.targets.triton.traffic import PARALLEL, agree, ask, difference, in_parallel, in_twos, requests_of
+from packager.targets.triton.traffic import (
+    PARALLEL,
+    agree,
+    ask,
+    check_steps,
+    difference,
+    in_parallel,
+    in_twos,
+    requests_of,
+)
 
-CONFIG = "config.pbtxt"
 MOST = 64
 """Requests sent at the same time, however many instances there are."""
 
+SETTLE_SECONDS = 10.0
 ROUNDS = 10
 """How often parallel requests are sent before Triton is said not to merge any: whether two meet is a matter of time."""
 
@@ -47,36 +59,40 @@ def served(bundle: Path) -> Iterator[Runner]:
         golden = parity.read_golden(bundle / "golden")
     except ValueError as error:
         raise VerificationError(str(error), "build the bundle again") from error
-    text = check_repository(bundle / REPOSITORY, described.name)
+    texts = check_repository(bundle / REPOSITORY, described.name)
     with serving(bundle / REPOSITORY, rate_limited=bool(described.options.get("rate_limit"))) as server:
-        override = "" if server.real_backend else without_gpu(text)
-        server.load(described.name, override)
+        overrides = {name: "" if server.real_backend else without_gpu(text) for name, text in texts.items()}
+        for name in sorted(texts, key=lambda name: (name == served_name(described.name, WHOLE), name)):
+            server.load(name, overrides[name])  # an ensemble after its steps
         with ExitStack() as stack:
             try:
                 http, grpc = (stack.enter_context(closing(Model(bundle, url))) for url in (server.http, server.grpc))
             except (ValueError, RuntimeError) as error:
                 raise VerificationError(f"Triton serves another model: {error}", "build the bundle again") from error
-            info = runtime_info(http.info["version"], server.real_backend, on_gpu=bool(override))
+            info = runtime_info(http.info["version"], server.real_backend, on_gpu=any(overrides.values()))
             _check_traffic(server, grpc, described.name, golden)
+            answered = check_steps(bundle, server.http) and check_steps(bundle, server.grpc)
+            if answered:
+                info = replace(info, details=(*info.details, ("ensemble", f"{answered} golden cases of its steps")))
             yield _Runner(http, grpc, golden, info)
 
 
-def check_repository(repository: Path, name: str) -> str:
-    """Let nothing through that Triton would run as code: a bundle holds a configuration, models and their data.
+def check_repository(repository: Path, name: str) -> dict[str, str]:
+    """Let nothing through that Triton would run as code: a bundle holds configurations, models and their data.
 
     A server looks for the backend's library beside the model first, and a configuration can name code in many ways.
 
     Returns:
-        The configuration's text.
+        The configurations' texts, by the names of their models: that of the bundle, and those of its ensemble.
 
     Raises:
         VerificationError: the repository has something else; the file is named.
     """
-    place = f"{REPOSITORY}/{name}"
+    allowed = {served_name(name, part) for part in (*PARTS, WHOLE)}
     for path in sorted(repository.rglob("*")):
         inner = path.relative_to(repository).parts
         code = path.suffix in (".so", ".py", ".pyc", ".gz", ".sh") or ".so." in path.name
-        strange = inner[0] != name or len(inner) > 3
+        strange = inner[0] not in allowed or len(inner) > 3
         if len(inner) == 2 and path.is_file():
             strange = strange or (inner[1] != CONFIG and not re.fullmatch(r"labels-\d+\.txt", inner[1]))
         if path.is_symlink() or code or strange:
@@ -84,14 +100,16 @@ def check_repository(repository: Path, name: str) -> str:
                 f"{REPOSITORY}/{'/'.join(inner)} has no place in the bundle, and Triton might run it",
                 "fetch the bundle again from where it was built",
             )
-    file = repository / name / CONFIG
-    if not file.is_file():
-        raise VerificationError(f"{place}/{CONFIG} is missing", "build the bundle again")
-    text = file.read_text(encoding="utf-8", errors="replace")
-    told = safety_objection(text)
-    if told:
-        raise VerificationError(f"{place}/{CONFIG}: {told}", "build the bundle again")
-    return text
+    texts = {}
+    for each in {name, *(path.name for path in repository.iterdir())}:
+        file, place = repository / each / CONFIG, f"{REPOSITORY}/{each}/{CONFIG}"
+        if not file.is_file():
+            raise VerificationError(f"{place} is missing", "build the bundle again")
+        texts[each] = file.read_text(encoding="utf-8", errors="replace")
+        told = safety_objection(texts[each])
+        if told:
+            raise VerificationError(f"{place}: {told}", "build the bundle again")
+    return texts
 
 
 def runtime_info(version: str, real_backend: bool, on_gpu: bool = False) -> RuntimeInfo:
@@ -143,15 +161,17 @@ def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golde
     """
     count = min(PARALLEL * _instances(server, name), MOST)
     requests = requests_of(golden, model.max_batch > 0, count)
+    sent = _counts(server, name)[0] + count + (2 if model.max_batch > 1 else 0)
     alone = [ask(model, feeds) for feeds in requests]
     in_twos(model, requests, alone, golden)
     for _ in range(ROUNDS if model.max_batch > 1 and count < MOST else 1):
-        before = _counts(server, name)
+        before = _settled(server, name, sent)
         for one, answer in zip(alone, in_parallel(lambda: nullcontext(model), requests), strict=True):
             agree(one, answer, golden, "parallel requests")
-        inferences, executions = (now - then for now, then in zip(_counts(server, name), before, strict=True))
-        if min(inferences, server.inferences_by_metrics(name)) < len(requests):
-            raise VerificationError(f"Triton counts {inferences} inferences for {len(requests)} requests")
+        sent += count
+        inferences, executions = (now - then for now, then in zip(_settled(server, name, sent), before, strict=True))
+        if min(inferences, server.inferences_by_metrics(name)) < count:
+            raise VerificationError(f"Triton counts {inferences} inferences for {count} requests")
         if executions < inferences:
             return
     if model.max_batch > 1:
@@ -164,6 +184,14 @@ def _instances(server: Server, name: str) -> int:
     """How many copies of the model run."""
     groups = server.get(f"/v2/models/{quote(name, safe='')}/config").get("instance_group")
     return sum(int(each.get("count", 1)) for each in groups) if isinstance(groups, list) and groups else 1
+
+
+def _settled(server: Server, name: str, wanted: int) -> tuple[int, int]:
+    """The counts when they have come up to ``wanted`` inferences: Triton counts a request after it has answered it."""
+    end = time.monotonic() + SETTLE_SECONDS
+    while (counts := _counts(server, name))[0] < wanted and time.monotonic() < end:
+        time.sleep(0.02)
+    return counts
 
 
 def _counts(server: Server, name: str) -> tuple[int, int]:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
+from functools import partial
+from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 
 from packager import parity
 from packager.errors import VerificationError
 from packager.goldens import Array
 from packager.targets.triton.batching import joined
+from packager.targets.triton.ensemble import FOLDER
 from packager.targets.triton.infer import Model
 
 PARALLEL = 8
@@ -33,6 +36,52 @@ def ask(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
         return outputs
     except (ValueError, RuntimeError) as error:
         raise VerificationError(str(error)) from error
+
+
+def check_alike(model: Model, connect: Callable[[], AbstractContextManager[Model]], golden: parity.Golden) -> None:
+    """Rows alone, two together, and many at the same time.
+
+    Raises:
+        VerificationError: the answers differ, or one fails.
+    """
+    requests = requests_of(golden, model.max_batch > 0, PARALLEL)
+    alone = [ask(model, feeds) for feeds in requests]
+    in_twos(model, requests, alone, golden)
+    for one, answer in zip(alone, in_parallel(connect, requests), strict=True):
+        agree(one, answer, golden, "parallel requests")
+
+
+def check_steps(bundle: Path, url: str) -> int:
+    """Each step of a bundle's ensemble alone, and the whole: golden cases, and requests that meet.
+
+    Returns:
+        How many golden cases were answered rightly; 0 where the bundle has no ensemble.
+
+    Raises:
+        VerificationError: one isn't served, or answers wrongly.
+    """
+    answered = 0
+    for folder in sorted(path for path in (bundle / FOLDER).glob("*") if path.is_dir()):
+        what = f"{folder.name} of the ensemble"
+        try:
+            golden = parity.read_golden(folder / "golden")
+            client = Model(folder, url)
+        except (ValueError, RuntimeError) as error:
+            raise VerificationError(f"{what}: {error}", "build the bundle again") from error
+        with closing(client) as model:
+            for case in golden.cases:
+                outputs = ask(model, case.inputs)
+                found = parity.compare_case(case.name, case.outputs, outputs, golden.rules, golden.excluded_names)
+                if not found.passed:
+                    told = "; ".join(found.reasons)[:500]
+                    raise VerificationError(f"{what} answers wrongly in golden case '{case.name}': {told}")
+                answered += 1
+            check_alike(model, partial(_closing_client, folder, url), golden)
+    return answered
+
+
+def _closing_client(folder: Path, url: str) -> AbstractContextManager[Model]:
+    return closing(Model(folder, url))
 
 
 def requests_of(golden: parity.Golden, batching: bool, wanted: int) -> list[Mapping[str, Array]]:

@@ -71,6 +71,10 @@ def one(dims: str, name: str = "x", kind: str = "FP32", more: str = "") -> str:
     return f'{{ name: "{name}" data_type: TYPE_{kind} dims: [ {dims} ] {more} }}'
 
 
+def accelerated(side: str, name: str) -> str:
+    return f'optimization {{ execution_accelerators {{ {side}_execution_accelerator [ {{ name: "{name}" }} ] }} }}'
+
+
 CASES = {
     "plain": Case(text()),
     "by platform": Case(text().replace('backend: "onnxruntime"', 'platform: "onnxruntime_onnx"')),
@@ -120,6 +124,19 @@ CASES = {
     "unknown backend": Case(text().replace("onnxruntime", "no_such_backend"), "no_such_backend|backend"),
     "two instances": Case(text(more="instance_group [ { count: 2 kind: KIND_CPU } ]")),
     "no instances of a kind": Case(text(more="instance_group [ { count: 1 kind: KIND_GPU } ]"), "GPU|gpu"),
+    "accelerator on CPU": Case(text(more=accelerated("cpu", "openvino"))),
+    "unknown accelerator on CPU": Case(
+        text(more=accelerated("cpu", "opencl")), "unknown Execution Accelerator 'opencl'"
+    ),
+    "accelerator of a GPU that isn't used": Case(
+        text(more=accelerated("gpu", "tensorrt") + " instance_group [ { count: 1 kind: KIND_CPU } ]")
+    ),
+    "graph not optimised": Case(text(more="optimization { graph { level: 2 } }")),
+    "rates": Case(
+        text(more='instance_group [ { kind: KIND_CPU rate_limiter { resources [ { name: "R" count: 1 } ] } } ]')
+    ),
+    "response cache": Case(text(more="response_cache { enable: true }")),
+    "label file missing": Case(text(outputs=one("3", "y", more='label_filename: "none.txt"')), "none.txt"),
     "not a model": Case(text(), "onnx runtime error", model="broken"),
     "model file missing": Case(text(more='default_model_filename: "other.onnx"'), "other.onnx"),
 }
@@ -304,6 +321,30 @@ def test_a_model_newer_than_the_release_is_refused(tmp_path: Path):
         plan(save(model(nodes, [value("x")], [value("y")], opset=22, ir=10), tmp_path / "a.onnx"))
     with pytest.raises(Refused, match="IR version 11"):
         plan(save(model(nodes, [value("x")], [value("y")], ir=11), tmp_path / "b.onnx"))
+
+
+def test_a_quantised_product_of_an_operator_set_without_kernel_is_refused_by_node(tmp_path: Path):
+    """ONNX Runtime 1.19 fuses it into a QLinearMatMul of operator set 21, which it can't run."""
+    scale, zero = (
+        numpy_helper.from_array(np.array(0.1, np.float32), "s"),
+        numpy_helper.from_array(np.array(0, np.int8), "z"),
+    )
+    weights = numpy_helper.from_array(np.ones((3, 3), np.int8), "w")
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
+        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"]),
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["wd"]),
+        helper.make_node("MatMul", ["xd", "wd"], ["p"], name="project"),
+        helper.make_node("QuantizeLinear", ["p", "s", "z"], ["pq"]),
+        helper.make_node("DequantizeLinear", ["pq", "s", "z"], ["y"]),
+    ]
+    more = [scale, zero, weights]
+    with pytest.raises(Refused, match="node MatMul 'project'") as caught:
+        plan(save(model(nodes, [value("x")], [value("y")], more, opset=21, ir=10), tmp_path / "a.onnx"))
+    assert "QLinearMatMul of operator set 21" in caught.value.message
+    plan(save(model(nodes, [value("x")], [value("y")], more, opset=20, ir=9), tmp_path / "b.onnx"))
+    kept = [*nodes[:4], helper.make_node("Relu", ["p"], ["y"])]
+    plan(save(model(kept, [value("x")], [value("y")], more, opset=21, ir=10), tmp_path / "c.onnx"))
 
 
 def test_an_operator_the_release_lacks_is_refused_by_node(corpus: Path):

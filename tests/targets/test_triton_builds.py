@@ -18,7 +18,7 @@ import onnx
 import pytest
 from google.protobuf import text_format
 from onnx import TensorProto, helper, numpy_helper
-from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 import packager
 from packager.host import this_host
@@ -209,6 +209,14 @@ def test_a_real_model_at_other_precisions(corpus: Path, tmp_path: Path, precisio
         assert parsed(built).max_batch_size == 0, "quantised by the whole batch, rows influence each other"
 
 
+def test_what_the_release_has_no_kernel_for_is_lowered(corpus: Path, tmp_path: Path):
+    shutil.copyfile(corpus / "surrogate_classifier.onnx", tmp_path / "m.onnx")
+    (tmp_path / "packager.toml").write_text('[model]\npath = "m.onnx"\n[targets.triton]\nprecision = "int8-static"\n')
+    result = build(tmp_path / "packager.toml", tmp_path / "dist")
+    assert result.status == "passed", result.message
+    assert "operator set ai.onnx went from 21 to 20" in result.notes
+
+
 def test_a_batch_that_goldens_disprove_is_an_error_where_it_was_asked_for(tmp_path: Path):
     both = [helper.make_node("ReduceMean", ["x"], ["m"], axes=[0]), helper.make_node("Sub", ["x", "m"], ["y"])]
     case(tmp_path / "m.onnx", both, ("n", 3), ("n", 3))
@@ -299,7 +307,11 @@ def test_a_bundle_that_brings_code_is_not_served(bundle: Path, tmp_path: Path):
             'max_batch_size: 8 model_operations { op_library_filename: "a" }',
             "sets model_operations",
         ),
-        ("max_batch_size: 8", 'max_batch_size: 8 parameters { key: "EXECUTION_ENV_PATH" }', "sets parameters"),
+        (
+            "max_batch_size: 8",
+            'max_batch_size: 8 parameters { key: "EXECUTION_ENV_PATH" }',
+            "sets parameter EXECUTION_ENV_PATH",
+        ),
     ):
         assert old in before
         (home / "config.pbtxt").write_text(before.replace(old, new))
@@ -332,7 +344,9 @@ def test_many_instances_merge_too(tmp_path: Path):
         'preferred_batch_sizes = [2]\ndevice = "auto"\n'
     )
     built = passed(tmp_path / "packager.toml", tmp_path / "dist")
-    assert "KIND_AUTO" in config(built) and "preferred_batch_size: 2" in config(built)
+    (group,) = parsed(built).instance_group
+    assert (group.kind, group.count) == (ModelInstanceGroup.KIND_AUTO, 4)
+    assert list(parsed(built).dynamic_batching.preferred_batch_size) == [2]
     x = np.arange(15, dtype=np.float32).reshape(5, 3)
     np.testing.assert_array_equal(run(built, {"x": x})["y"], x)
 

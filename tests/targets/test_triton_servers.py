@@ -41,6 +41,19 @@ def packager_says(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def test_a_text_encoder_from_the_command_line_and_again_from_its_archive_alone(corpus: Path, tmp_path: Path):
+    """Free batch and free sequence length; what is left of the build is one file in an empty folder."""
+    done = packager_says("build", str(corpus / "text_encoder.onnx"), "-t", "triton", "-o", str(tmp_path / "dist"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "alone").mkdir()
+    shutil.move(tmp_path / "dist/text_encoder-0.0.0-triton.tar.gz", tmp_path / "alone")
+    shutil.rmtree(tmp_path / "dist")
+    done = packager_says("verify", str(tmp_path / "alone/text_encoder-0.0.0-triton.tar.gz"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed at level emulated, 3 cases" in done.stdout
+    assert [path.name for path in (tmp_path / "alone").iterdir()] == ["text_encoder-0.0.0-triton.tar.gz"]
+
+
 def test_a_running_server_is_verified_by_its_address(bundle: Path, tmp_path: Path):
     copy = Path(shutil.copytree(bundle, tmp_path / "m"))
     with serving(copy / "model_repository") as server:
