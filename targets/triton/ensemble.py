@@ -103,10 +103,11 @@ def step_options(options: Options) -> Options:
     return Options.model_validate({name: getattr(options, name) for name in kept})
 
 
-def ensemble_text(model: str, chain: Chain, configs: Mapping[str, Config], batch: int, options: Options) -> str:
-    """The ensemble's ``config.pbtxt``."""
+def ensemble_text(model: str, chain: Chain, configs: Mapping[str, Config], options: Options) -> str:
+    """The ensemble's ``config.pbtxt``. Its steps have one ``max_batch_size``, which is the whole's too."""
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+    batch = configs["model"].max_batch
     made = ModelConfig(name=served_name(model, WHOLE), platform="ensemble", max_batch_size=batch)
     made.version_policy.specific.versions.append(options.model_version)
     known = {each.name: each for config in configs.values() for each in (*config.inputs, *config.outputs)}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from packager.errors import Refused
-from packager.graph import Structure, format_dims
+from packager.graph import Node, Structure, format_dims
 from packager.limits import check_operators, check_versions
 from packager.model import Signature, open_model
 from packager.room import Limits, Plan, PlanRequest, Step
@@ -54,27 +55,36 @@ def plan_for(request: PlanRequest) -> Plan:
 def _check_quantised(structure: Structure, reader: str) -> None:
     """Refuse what ONNX Runtime 1.19 makes a QLinearMatMul of operator set 21 of: it has a kernel for older ones only.
 
+    That is a MatMul between two DequantizeLinear and one QuantizeLinear, all of 8 bits, and nothing else takes its
+    result.
+
     Raises:
         Refused: every such node is named.
     """
     if dict(structure.opsets).get("", 0) < NO_QLINEAR:
         return
-    nodes = list(structure.walk())
-    makers = {name: node.op_type for node in nodes for name in node.outputs if not node.domain}
-    rounded = {name for node in nodes if node.op_type == "QuantizeLinear" for name in node.inputs[:1]}
-    found = [
-        node.label
-        for node in nodes
-        if not node.domain
-        and (
-            node.op_type == "QLinearMatMul"
-            or (
-                node.op_type == "MatMul"
-                and all(makers.get(name) == "DequantizeLinear" for name in node.inputs)
-                and node.outputs[0] in rounded
-            )
+    nodes = [node for node in structure.walk() if not node.domain]
+    makers = {name: node for node in nodes for name in node.outputs}
+    takers = Counter(name for node in nodes for name in node.inputs)
+    takers.update(value.name for value in structure.graph.outputs)
+    rounding = {node.inputs[0]: node for node in nodes if node.op_type == "QuantizeLinear"}
+    dtypes = {tensor.name: tensor.dtype for tensor in structure.graph.initializers}
+
+    def is_byte(node: Node | None, operator: str) -> bool:
+        if node is None or node.op_type != operator:
+            return False
+        zero = node.inputs[2] if len(node.inputs) > 2 else node.inputs[0]
+        return dtypes.get(zero, "uint8") in ("int8", "uint8")
+
+    def is_fused(node: Node) -> bool:
+        return (
+            node.op_type == "MatMul"
+            and takers[node.outputs[0]] == 1
+            and all(is_byte(makers.get(name), "DequantizeLinear") for name in node.inputs)
+            and is_byte(rounding.get(node.outputs[0]), "QuantizeLinear")
         )
-    ]
+
+    found = [node.label for node in nodes if node.op_type == "QLinearMatMul" or is_fused(node)]
     if found:
         raise Refused(
             f"{reader} has no QLinearMatMul of operator set {NO_QLINEAR}, and runs as one:"
@@ -128,6 +138,7 @@ def _check_steps(request: PlanRequest, options: Options, signature: Signature, r
             check_operators(replace(request, model=model), reader)
             _check_quantised(model.structure, reader)
             _check_signature(model.signature, request.facts.limits)
+            _check_batching(*batching(model.signature, options), options)
         except Refused as error:
             raise Refused(f"{part} = '{name}': {error.message}", error.hint) from error
         signatures[part] = model.signature

@@ -45,11 +45,11 @@ def build_repository(plan: Plan, stage: Stage) -> None:
         folder.mkdir(parents=True)
         place_model(stage, folder / MODEL_FILE)
         config = configure(plan, stage, folder / MODEL_FILE, options)
+        if options.steps():
+            config = build_ensemble(plan, stage, config, folder / MODEL_FILE)
         first = stage.goldens.cases[0].inputs
         if options.warm_up and all(array.size for array in first.values()):  # a warm-up can't have dims of 0
             config = warmed_up(config, first, home)
-        if options.steps():
-            config = build_ensemble(plan, stage, config, folder / MODEL_FILE)
         config = labelled(config, home)
         write_text(home / CONFIG, config_text(config))
         ship_loader(Path(infer.__file__), stage.folder)
@@ -86,13 +86,7 @@ def build_ensemble(plan: Plan, stage: Stage, config: Config, placed: Path) -> Co
         step = replace(plan, name=name, signature=signatures[part], precision="fp32")
         own = ensemble.step_options(options)
         configs[part] = configure(step, replace(stage, goldens=goldens[part]), models[part], own)
-    batch = min(each.max_batch for each in configs.values())
-    alone = next((each.name for each in configs.values() if not each.max_batch), "")
-    why = f"Requests aren't batched: those of '{alone}' in the same ensemble aren't"
-    for part, each in configs.items():
-        configs[part] = (
-            each if each.max_batch == batch else replace(each, max_batch=batch, why=why if alone else each.why)
-        )
+    configs = batched_alike(configs)
     repository = stage.folder / REPOSITORY
     for part in options.steps():
         home = repository / ensemble.served_name(plan.name, part)
@@ -104,9 +98,18 @@ def build_ensemble(plan: Plan, stage: Stage, config: Config, placed: Path) -> Co
     (whole / str(options.model_version)).mkdir(parents=True)
     # Triton wants the folder of a version even where there is no file for it, and archives and git drop empty ones.
     write_text(whole / str(options.model_version) / ensemble.PLACEHOLDER, "An ensemble has no file of its own.\n")
-    write_text(whole / CONFIG, ensemble.ensemble_text(plan.name, chain, configs, batch, options))
+    write_text(whole / CONFIG, ensemble.ensemble_text(plan.name, chain, configs, options))
     ensemble.write_steps(plan, stage.folder, chain, models, goldens)
     return configs["model"]
+
+
+def batched_alike(configs: Mapping[str, Config]) -> dict[str, Config]:
+    """The configurations of all steps, none of which batches requests where one can't."""
+    alone = next((each.name for each in configs.values() if not each.max_batch), None)
+    if alone is None:
+        return dict(configs)
+    why = f"Requests aren't batched: those of '{alone}' in the same ensemble aren't"
+    return {part: replace(each, max_batch=0, why=why) if each.max_batch else each for part, each in configs.items()}
 
 
 def place_model(stage: Stage, target: Path) -> None:

@@ -323,28 +323,49 @@ def test_a_model_newer_than_the_release_is_refused(tmp_path: Path):
         plan(save(model(nodes, [value("x")], [value("y")], ir=11), tmp_path / "b.onnx"))
 
 
-def test_a_quantised_product_of_an_operator_set_without_kernel_is_refused_by_node(tmp_path: Path):
-    """ONNX Runtime 1.19 fuses it into a QLinearMatMul of operator set 21, which it can't run."""
-    scale, zero = (
-        numpy_helper.from_array(np.array(0.1, np.float32), "s"),
-        numpy_helper.from_array(np.array(0, np.int8), "z"),
-    )
-    weights = numpy_helper.from_array(np.ones((3, 3), np.int8), "w")
+def product(path: Path, act: type = np.uint8, weight: type = np.int8, opset: int = 21, more: str = "") -> Path:
+    """A MatMul between QuantizeLinear and DequantizeLinear; ``more`` names what else the model gives."""
+    constants = {
+        "s": np.array(0.1, np.float32), "a": np.array(0, act), "b": np.array(0, weight), "w": np.ones((3, 3), weight),
+    }  # fmt: skip
     nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
-        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"]),
-        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["wd"]),
+        helper.make_node("QuantizeLinear", ["x", "s", "a"], ["xq"]),
+        helper.make_node("DequantizeLinear", ["xq", "s", "a"], ["xd"]),
+        helper.make_node("DequantizeLinear", ["w", "s", "b"], ["wd"]),
         helper.make_node("MatMul", ["xd", "wd"], ["p"], name="project"),
-        helper.make_node("QuantizeLinear", ["p", "s", "z"], ["pq"]),
-        helper.make_node("DequantizeLinear", ["pq", "s", "z"], ["y"]),
+        helper.make_node("QuantizeLinear", ["p", "s", "a"], ["pq"]),
+        helper.make_node("DequantizeLinear", ["pq", "s", "a"], ["y"]),
     ]
-    more = [scale, zero, weights]
-    with pytest.raises(Refused, match="node MatMul 'project'") as caught:
-        plan(save(model(nodes, [value("x")], [value("y")], more, opset=21, ir=10), tmp_path / "a.onnx"))
-    assert "QLinearMatMul of operator set 21" in caught.value.message
-    plan(save(model(nodes, [value("x")], [value("y")], more, opset=20, ir=9), tmp_path / "b.onnx"))
-    kept = [*nodes[:4], helper.make_node("Relu", ["p"], ["y"])]
-    plan(save(model(kept, [value("x")], [value("y")], more, opset=21, ir=10), tmp_path / "c.onnx"))
+    outputs = [value("y"), *([value(more)] if more else [])]
+    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    return save(model(nodes, [value("x")], outputs, initializers, opset=opset, ir=10), path)
+
+
+def test_a_quantised_product_of_an_operator_set_without_kernel_is_refused_by_node(tmp_path: Path):
+    """ONNX Runtime 1.19 fuses it into a QLinearMatMul of operator set 21, without a kernel; others it leaves alone."""
+    for number, (act, weight) in enumerate(((np.uint8, np.int8), (np.int8, np.int8), (np.uint8, np.uint8))):
+        with pytest.raises(Refused, match="node MatMul 'project'") as caught:
+            plan(product(tmp_path / f"{number}.onnx", act, weight))
+        assert "QLinearMatMul of operator set 21" in caught.value.message
+    plan(product(tmp_path / "old.onnx", opset=20))
+    plan(product(tmp_path / "wide.onnx", np.uint16))
+    plan(product(tmp_path / "wide-weights.onnx", weight=np.int16))
+    plan(product(tmp_path / "seen.onnx", more="p"))
+
+
+@needs_server
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_release_fuses_what_is_refused_and_nothing_else(tmp_path: Path, fused: bool):
+    home = tmp_path / "repository/m/1"
+    home.mkdir(parents=True)
+    product(home / "model.onnx", more="" if fused else "p")
+    (home.parent / "config.pbtxt").write_text(text())
+    with serving(tmp_path / "repository") as running:
+        if fused:
+            with pytest.raises(VerificationError, match=r"Failed to find kernel for QLinearMatMul\(21\)"):
+                running.load("m")
+        else:
+            running.load("m")
 
 
 def test_an_operator_the_release_lacks_is_refused_by_node(corpus: Path):

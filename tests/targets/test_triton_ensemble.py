@@ -134,7 +134,7 @@ def test_a_step_that_was_changed_fails_alone_and_a_miswired_whole_too(whole: Pat
 def test_steps_are_batched_all_or_none(tmp_path: Path):
     relu(tmp_path / "m.onnx", shape=[2, 3])
     scaled(tmp_path / "pre.onnx")
-    built = passed(manifest(tmp_path, 'pre = "pre.onnx"'), tmp_path / "dist")
+    built = passed(manifest(tmp_path, 'pre = "pre.onnx"\nwarm_up = true'), tmp_path / "dist")
     for name in ("m", "m-pre", "m-ensemble"):
         text = (built / f"model_repository/{name}/config.pbtxt").read_text()
         assert text_format.Parse(text, ModelConfig()).max_batch_size == 0
@@ -176,6 +176,9 @@ def test_what_does_not_fit_is_refused_by_tensor_before_anything_is_built(tmp_pat
 
     assert "model takes 'x', and the steps before it make z" in said('pre = "pre.onnx"')
     assert "none.onnx" in said('pre = "none.onnx"') and "No such file" in said('pre = "none.onnx"')
+    relu(tmp_path / "fixed.onnx", shape=[2, 3])
+    told = said('post = "fixed.onnx"\nmax_batch = 4')
+    assert "post = 'fixed.onnx': max_batch is 4, but the model can't be batched" in told
     (tmp_path / "pre.onnx").write_bytes(b"not a model")
     assert "pre = 'pre.onnx'" in said('pre = "pre.onnx"')
     if not MISSING:
