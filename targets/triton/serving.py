@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +69,10 @@ def served(bundle: Path) -> Iterator[Runner]:
                 http, grpc = (stack.enter_context(closing(Model(bundle, url))) for url in (server.http, server.grpc))
             except (ValueError, RuntimeError) as error:
                 raise VerificationError(f"Triton serves another model: {error}", "build the bundle again") from error
-            info = runtime_info(http.info["version"], server.real_backend, on_gpu=any(overrides.values()))
+            left_out = ["with KIND_CPU in place of KIND_GPU"] if any(overrides.values()) else []
+            if described.options.get("accelerator", "none") != "none":
+                left_out.append(f"without the accelerator {described.options['accelerator']}")
+            info = runtime_info(http.info["version"], server.real_backend, left_out)
             _check_traffic(server, grpc, described.name, golden)
             answered = check_steps(bundle, server.http) and check_steps(bundle, server.grpc)
             if answered:
@@ -112,11 +115,9 @@ def check_repository(repository: Path, name: str) -> dict[str, str]:
     return texts
 
 
-def runtime_info(version: str, real_backend: bool, on_gpu: bool = False) -> RuntimeInfo:
-    """What ran a bundle, for the verdict: the server's version, and which backend it loaded models with.
-
-    ``on_gpu`` tells that the configuration asks for GPUs, and was loaded for CPU.
-    """
+def runtime_info(version: str, real_backend: bool, left_out: Sequence[str] = ()) -> RuntimeInfo:
+    """What ran a bundle, for the verdict: the server's version, which backend it loaded models with, and what of the
+    configuration a stand-in left out."""
     release = kit.pins()["release"]
     if real_backend:
         return RuntimeInfo(f"Triton core {version} + onnxruntime backend", version, "CPU", "runtime")
@@ -126,8 +127,7 @@ def runtime_info(version: str, real_backend: bool, on_gpu: bool = False) -> Runt
         device="CPU",
         level="emulated",
         reason=f"the server of release {release} loaded and served the repository, but ONNX Runtime ran the model in a "
-        f"python-hosted stand-in for the C++ onnxruntime backend"
-        + (", and its KIND_GPU instances were loaded as KIND_CPU" if on_gpu else ""),
+        f"python-hosted stand-in for the C++ onnxruntime backend" + "".join(f", {each}" for each in left_out),
         details=(("server", version), ("protocols", "HTTP and gRPC")),
     )
 

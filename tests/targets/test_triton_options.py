@@ -13,6 +13,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
+import packager
 from packager.errors import Refused, VerificationError
 from packager.targets.triton import Options
 from packager.targets.triton.accelerators import KNOWN
@@ -111,6 +112,24 @@ def test_the_core_gives_labels_to_who_asks(server: Server):
 def test_gpus_are_refused_here_unless_they_are_overridden(server: Server):
     with pytest.raises(VerificationError, match="GPU"):
         server.load("untouched")
+
+
+@needs_server
+def test_a_verdict_says_what_a_stand_in_left_out(tmp_path: Path):
+    relu(tmp_path / "m.onnx")
+    (tmp_path / "packager.toml").write_text(
+        '[model]\npath = "m.onnx"\n[targets.triton]\ndevice = "gpu"\naccelerator = "tensorrt"\nresponse_cache = true\n'
+        'rate_limit = { R = 1 }\nlabels = { y = ["a", "b", "c"] }\n'
+    )
+    (result,) = packager.build(manifest=tmp_path / "packager.toml", out=tmp_path / "dist", cache=False).targets
+    assert result.status == "passed" and result.verdict is not None, result.message
+    assert "with KIND_CPU in place of KIND_GPU, without the accelerator tensorrt" in result.verdict.level_reason
+    built = tmp_path / "dist" / str(result.bundle)
+    assert (built / "model_repository/m/labels-0.txt").read_text() == "a\nb\nc\n"
+    for name in ("compose.yaml", "kubernetes.yaml", "README.md"):
+        text = (built / name).read_text()
+        assert "--cache-config=local,size=67108864" in text and "--rate-limit=execution_count" in text, name
+    assert "nvidia" in (built / "compose.yaml").read_text(), "a GPU is reserved"
 
 
 def test_what_the_configuration_says():
