@@ -27,7 +27,7 @@ from urllib.parse import quote
 
 from packager.cache import default_cache
 from packager.errors import ToolchainMissing, VerificationError
-from packager.supervise import SHARED_MEMORY, Running, running
+from packager.supervise import Running, clean, running
 from packager.targets.triton import kit as kits
 
 PREFIX = "packager-triton-"
@@ -243,7 +243,7 @@ def work_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        _remove(folder)
+        clean(folder)
         os.close(handle)
 
 
@@ -253,15 +253,9 @@ def _sweep(base: Path) -> None:
             handle = os.open(folder / "lock", os.O_RDWR)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(folder)
+                clean(folder)
             finally:
                 os.close(handle)
-
-
-def _remove(folder: Path) -> None:
-    for region in SHARED_MEMORY.glob(f"{folder.name}_*"):
-        region.unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def command_line(program: kits.Program, folder: Path, repository: Path, ports: Ports) -> list[str]:
