@@ -59,7 +59,11 @@ def remote_info(name: str, version: str, endpoint: str) -> RuntimeInfo:
             f"the server at {endpoint} says that it hosts packager's stand-in for the C++ onnxruntime backend",
         )  # fmt: skip
     return RuntimeInfo(
-        f"{name} {version}", version, endpoint, "runtime", details=(("told by", "the server's own metadata"),)
+        f"{name} {version}",
+        version,
+        endpoint,
+        "runtime",
+        details=(("told by", "the server's own metadata"), ("made for release", kit.pins()["release"])),
     )
 
 

@@ -120,7 +120,8 @@ def runtime_info(version: str, real_backend: bool, left_out: Sequence[str] = ())
     configuration a stand-in left out."""
     release = kit.pins()["release"]
     if real_backend:
-        return RuntimeInfo(f"Triton core {version} + onnxruntime backend", version, "CPU", "runtime")
+        name = f"Triton core {version} + onnxruntime backend"
+        return RuntimeInfo(name, version, "CPU", "runtime", details=(("made for release", release),))
     return RuntimeInfo(
         name=f"Triton core {version} + python-hosted onnxruntime",
         version=kit.pins()["onnxruntime"],

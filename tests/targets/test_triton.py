@@ -448,6 +448,7 @@ def test_the_reason_is_found_in_the_log_where_the_answer_has_none():
 def test_a_verdict_says_which_backend_ran():
     real, hosted = runtime_info("2.51.0", True), runtime_info("2.51.0", False)
     assert (real.level, real.reason, real.name) == ("runtime", "", "Triton core 2.51.0 + onnxruntime backend")
+    assert real.details == (("made for release", "24.10"),), "the server may be of another"
     assert (hosted.level, hosted.version) == ("emulated", "1.19.2")
     assert hosted.name == "Triton core 2.51.0 + python-hosted onnxruntime" and "stand-in" in hosted.reason
 
