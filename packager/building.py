@@ -13,11 +13,12 @@ from pathlib import Path
 from packager import child, golden_store
 from packager.bundle import VERDICT, Bundle, seal
 from packager.diagnosis import TIE_BREAK_SECONDS, SettleJob, settle
-from packager.errors import GoldenError, PackagerError
+from packager.errors import BuildError, GoldenError, PackagerError
 from packager.files import remove_tree, storage_errors, to_json, write_text
 from packager.goldens import GoldenCase, GoldenSet
 from packager.goldens_ready import Answered
 from packager.manifest import Target
+from packager.model import sha256_file
 from packager.planning import Source, inputs_digest, judge_target, plan_target, tool_versions
 from packager.readme import write_readme
 from packager.room import Plan, Stage, kind_named
@@ -32,13 +33,14 @@ NEAR_MISS = 1e-2
 
 @dataclass(frozen=True)
 class BuildJob:
-    """Input of :func:`build_stage`: what to build, where, from which model and golden inputs."""
+    """Input of :func:`build_stage`: what to build, where, from which model, golden inputs and further files."""
 
     kind: str
     plan: Plan
     folder: Path
     model: Path
     goldens: Path
+    files: tuple[tuple[str, Path], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,13 @@ def build_stage(job: BuildJob) -> Done:
     """Child side of a build: let the room fill the folder.
 
     Raises:
-        BuildError: the room's toolchain refused.
+        BuildError: the room's toolchain refused, or a file changed since the plan was made.
     """
-    kind_named(job.kind).load().build(job.plan, Stage(job.folder, job.model, golden_store.read(job.goldens)))
+    changed = [name for name, path in job.files if sha256_file(path) != dict(job.plan.files)[name]]
+    if changed:
+        raise BuildError(f"{', '.join(changed)} changed while the target was planned", "build again")
+    goldens = golden_store.read(job.goldens)
+    kind_named(job.kind).load().build(job.plan, Stage(job.folder, job.model, goldens, dict(job.files)))
     return Done()
 
 
@@ -96,7 +102,8 @@ def _build_in_child(run: Run, target: Target, source: Source, plan: Plan, folder
         given = folder.parent / "inputs"
         bare = GoldenSet(tuple(GoldenCase(case.name, case.inputs, {}, case.source) for case in source.inputs.cases))
         golden_store.write(given, bare, {}, policy="", precision=target.precision, excluded={})
-    job = BuildJob(target.kind, plan, folder, source.model.path, given)
+    files = tuple((name, run.manifest.root / name) for name, _ in plan.files)
+    job = BuildJob(target.kind, plan, folder, source.model.path, given, files)
     child.call(build_stage, job, seconds=target.build_timeout, what="building")
 
 

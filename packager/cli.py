@@ -149,8 +149,9 @@ def plan(
 @click.argument("bundle", type=PATH, nargs=-1, required=True)
 @click.option("--import", "imported", type=PATH, metavar="FILE",
               help="Take the verdict of a self-check on another machine; run nothing here.")  # fmt: skip
+@click.option("--endpoint", metavar="URL", help="Run the goldens against the service that the bundle was deployed to.")
 @format_option
-def verify(bundle: tuple[Path, ...], imported: Path | None, style: str) -> None:
+def verify(bundle: tuple[Path, ...], imported: Path | None, endpoint: str | None, style: str) -> None:
     """Check bundles (folders or archives) against their seals and run them against their goldens.
 
     Verifying executes the bundle's model in its runtime: do it to bundles whose origin you know.
@@ -159,8 +160,10 @@ def verify(bundle: tuple[Path, ...], imported: Path | None, style: str) -> None:
 
     if imported is not None and len(bundle) != 1:
         raise UsageError("--import takes one bundle, the one the verdict is about")
+    if imported is not None and endpoint is not None:
+        raise UsageError("--import takes a verdict and --endpoint makes one: give one of them")
     with _listener() as listener:
-        results = [engine.verify(path, imported=imported, listener=listener) for path in bundle]
+        results = [engine.verify(path, imported=imported, endpoint=endpoint, listener=listener) for path in bundle]
     _say(report.verified_json(results) if style == "json" else report.verified_text(results))
     raise SystemExit(max(result.exit_code for result in results))
 

@@ -18,6 +18,7 @@ from packager.cache import Cache, Ingredients
 from packager.errors import InternalError, Refused, VerificationError
 from packager.files import clone_tree, to_json
 from packager.goldens import GoldenCase, GoldenSet
+from packager.limits import ONNX
 from packager.model import Model, open_model
 from packager.precisions import AS_IS, Conversion
 from packager.room import Kind, Step
@@ -98,7 +99,9 @@ def passes_for(
     if dialect.lower:
         from packager.transform_versions import planned_versions
 
-        versions = planned_versions(structure, limits.opset, limits.ir)
+        most = dialect.maximum_opset.get(precision)
+        opsets = limits.opset if most is None else {**limits.opset, ONNX: most}
+        versions = planned_versions(structure, opsets, limits.ir)
         if versions is not None:
             chosen += [load_pass({"name": "drop-unused-imports"}), versions]
     minimum = dialect.minimum_opset.get(precision, 0)

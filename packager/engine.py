@@ -313,12 +313,14 @@ def verify(
     bundle: str | os.PathLike[str],
     *,
     imported: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
     listener: Listener | None = None,
 ) -> Verified:
     """Check a bundle (folder or archive) against its seal and run it against its goldens.
 
     The bundle isn't changed, except that a folder gets a fresh ``verdict.json``. With ``imported``, a verdict that the
-    bundle's self-check wrote on another machine is checked and taken, and nothing is run here.
+    bundle's self-check wrote on another machine is checked and taken, and nothing is run here. With ``endpoint``, the
+    service that runs at that address, and to which the bundle was deployed, is what the goldens are run against.
     Errors are in the result, not raised.
     """
     path = Path(bundle)
@@ -331,17 +333,17 @@ def verify(
             return Verified(str(path), opened.name, opened.target, opened.kind, verdict, None)
         if path.is_file():
             with unpacked(path) as folder:
-                return _verify(path, folder, speak)
-        return _verify(path, path, speak)
+                return _verify(path, folder, endpoint, speak)
+        return _verify(path, path, endpoint, speak)
     except PackagerError as error:
         return Verified(str(path), "", "", "", None, error)
 
 
-def _verify(path: Path, folder: Path, listener: Listener) -> Verified:
+def _verify(path: Path, folder: Path, endpoint: str | None, listener: Listener) -> Verified:
     opened = open_bundle(folder)
     listener.step(path.name, "checking files")
     try:
-        verdict, warnings = verify_folder(opened)
+        verdict, warnings = verify_folder(opened, endpoint)
     except PackagerError as error:
         return Verified(str(path), opened.name, opened.target, opened.kind, None, error)
     return Verified(str(path), opened.name, opened.target, opened.kind, verdict, None, warnings)

@@ -14,15 +14,16 @@ from pathlib import Path
 from packager import golden_store
 from packager.cache import Ingredients
 from packager.dialect import Dialected, TransformJob, in_dialect, passes_for, passes_text, steps_of
+from packager.errors import UsageError
 from packager.files import storage_errors
 from packager.goldens import GoldenCase, GoldenSet
 from packager.goldens_ready import Answered, Ready
 from packager.host import this_host
 from packager.limits import check_precision
 from packager.manifest import Target
-from packager.model import Model
+from packager.model import Model, sha256_file
 from packager.policy import Judging, judged_precision, judging
-from packager.room import Kind, Plan, PlanRequest, kind_named
+from packager.room import ExtraFile, Kind, Plan, PlanRequest, kind_named
 from packager.run import Run, answered
 from packager.transform_registry import AnyPass
 
@@ -81,6 +82,7 @@ def plan_target(run: Run, target: Target, source: Source) -> Plan:
 
     Raises:
         Refused: the target can't take the model; nodes and reasons are in the message.
+        UsageError: a file that its options name isn't there.
     """
     kind = source.kind
     request = PlanRequest(
@@ -94,6 +96,7 @@ def plan_target(run: Run, target: Target, source: Source) -> Plan:
         shapes=() if kind.facts.dialect.pin else target.shapes,
         options=target.options,
         facts=kind.facts,
+        files=extra_files(run.manifest.root, target),
     )
     check_precision(kind.facts, target.precision)
     plan = kind.load().plan(request)
@@ -107,6 +110,25 @@ def plan_target(run: Run, target: Target, source: Source) -> Plan:
         notes=(*source.dialected.record.notes, *plan.notes),
         transforms=passes_text(source.passes),
     )
+
+
+def extra_files(root: Path, target: Target) -> tuple[ExtraFile, ...]:
+    """The files that a target's options name, relative to the manifest's folder ``root``.
+
+    Raises:
+        UsageError: one isn't there, or can't be read.
+    """
+    found = []
+    for name in dict.fromkeys(target.options.files()):
+        path = root / name
+        try:
+            found.append(ExtraFile(name, path, sha256_file(path)))
+        except OSError as error:
+            raise UsageError(
+                f"{path}: {error.strerror or error}, and an option of target '{target.name}' names it",
+                "paths in a manifest are relative to its folder",
+            ) from error
+    return tuple(found)
 
 
 def judge_target(run: Run, target: Target, reference: Answered) -> Judging:

@@ -13,7 +13,7 @@ import importlib.util
 import tomllib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -37,6 +37,11 @@ class RoomOptions(BaseModel):
     """Base of a room's own manifest options: unknown keys are mistakes, values aren't converted silently."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def files(self) -> tuple[str, ...]:
+        """Files that these options name, as written: relative to the manifest's folder. What is in them decides the
+        result, as the model does."""
+        return ()
 
 
 class PythonPackage(BaseModel):
@@ -82,6 +87,7 @@ class Dialect(BaseModel):
     minimum_opset: dict[str, int] = Field(
         {}, description="by precision: the operator set of ai.onnx its passes need; older models are raised to it"
     )
+    maximum_opset: dict[str, int] = Field({}, description="by precision: highest ai.onnx, where lower than [limits]")
     ladder: list[str] = Field([], description="precisions that `auto` tries, the smallest bundle first")
 
 
@@ -101,6 +107,7 @@ class TargetFacts(BaseModel):
     title: str
     summary: str
     level: Level = Field(description="the highest level verification can reach")
+    endpoint: str | None = Field(None, description="how to address a running service that can be verified against")
     precisions: list[str] = Field(min_length=1, description="allowed values of `precision`, the default first")
     tools: list[str] = Field([], description="Python distributions whose versions decide the result")
     requires: Requirements = Requirements()
@@ -134,6 +141,15 @@ class Step:
 
 
 @dataclass(frozen=True)
+class ExtraFile:
+    """A file that a target's options name: as written, where it is, and its digest."""
+
+    name: str
+    path: Path
+    sha256: str
+
+
+@dataclass(frozen=True)
 class PlanRequest:
     """All that a plan may depend on. ``shapes`` pins symbolic dims by name (or ``input:axis`` for unnamed ones)."""
 
@@ -147,6 +163,7 @@ class PlanRequest:
     shapes: tuple[tuple[str, int], ...]
     options: RoomOptions
     facts: TargetFacts
+    files: tuple[ExtraFile, ...] = ()
 
     def plan(
         self,
@@ -176,6 +193,7 @@ class PlanRequest:
             steps=steps,
             options=(options or self.options).model_dump_json(),
             notes=notes,
+            files=tuple((file.name, file.sha256) for file in self.files),
         )
 
 
@@ -185,9 +203,9 @@ class Plan:
 
     ``signature`` is what the bundle will take and give, shapes pinned. ``options`` are the room's, as JSON.
     ``notes`` are things the user should know (something lowered, something that costs). ``transforms`` are the passes
-    that ran before the room planned, as JSON (see :func:`packager.transform_registry.load_pass`). ``local`` says where
-    things are on this machine: it reaches ``build``, decides no byte of the result, and is neither sealed nor part of
-    cache keys.
+    that ran before the room planned, as JSON (see :func:`packager.transform_registry.load_pass`). ``files`` are those
+    that the options name, with their digests. ``local`` says where things are on this machine: it reaches ``build``,
+    decides no byte of the result, and is neither sealed nor part of cache keys.
     """
 
     target: str
@@ -203,16 +221,21 @@ class Plan:
     options: str = "{}"
     notes: tuple[str, ...] = ()
     transforms: str = "[]"
+    files: tuple[tuple[str, str], ...] = ()
     local: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Where a build happens: an empty ``folder`` to fill, the ``model`` file (read only) and the golden cases."""
+    """Where a build happens: an empty ``folder`` to fill, the ``model`` file (read only) and the golden cases.
+
+    ``files`` are where the files lie that the options name, by name as written.
+    """
 
     folder: Path
     model: Path
     goldens: GoldenSet
+    files: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -277,6 +300,17 @@ class Room(Protocol):
         ...
 
 
+class RemoteRoom(Room, Protocol):
+    """A room whose ``target.toml`` has ``endpoint``."""
+
+    def remote(self, bundle: Path, endpoint: str) -> AbstractContextManager[Runner]:
+        """Ask the service at ``endpoint``, to which somebody deployed the bundle, in a child process.
+
+        Its level is ``runtime`` only where what answers is the target's own runtime, as far as it tells.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Kind:
     """A discovered room: its facts, where its files are, and the module to import when it is needed."""
@@ -290,6 +324,12 @@ class Kind:
     def load(self) -> Room:
         """Import the room."""
         return cast(Room, importlib.import_module(self.module))
+
+    def load_remote(self) -> RemoteRoom:
+        """Import a room whose bundles can be verified against a running service; :class:`UsageError` for others."""
+        if self.facts.endpoint is None:
+            raise UsageError(f"a bundle of kind '{self.name}' can't be verified against a service", "omit --endpoint")
+        return cast(RemoteRoom, importlib.import_module(self.module))
 
 
 @cache
@@ -350,10 +390,12 @@ def _read_kind(file: Path, module: str, templates: Path) -> Kind:
 
 
 def missing_requirements(kind: Kind, host: Host) -> list[Missing]:
-    """What ``target.toml`` requires and this machine lacks, then what the room itself finds missing.
+    """What ``target.toml`` requires and this machine lacks, then what the room itself finds missing."""
+    return missing_tools(kind) + kind.load().missing(host)
 
-    Python distributions are looked up by metadata; nothing is imported.
-    """
+
+def missing_tools(kind: Kind) -> list[Missing]:
+    """What ``target.toml`` requires and this machine lacks. Distributions are looked up by metadata, not imported."""
     import shutil
 
     from packaging.specifiers import SpecifierSet
@@ -372,11 +414,11 @@ def missing_requirements(kind: Kind, host: Host) -> list[Missing]:
     for program, how in kind.facts.requires.programs.items():
         if shutil.which(program) is None:
             found.append(Missing(f"program {program}", how))
-    return found + kind.load().missing(host)
+    return found
 
 
 __all__ = [
-    "LEVELS", "GoldenCase", "GoldenSet", "Host", "Kind", "Level", "Limits", "Missing", "Plan", "PlanRequest", "Room",
-    "RoomOptions", "Runner", "RuntimeInfo", "Signature", "Stage", "Step", "TargetFacts", "kind_named", "kinds",
-    "missing_requirements", "package_folder",
+    "LEVELS", "ExtraFile", "GoldenCase", "GoldenSet", "Host", "Kind", "Level", "Limits", "Missing", "Plan",
+    "PlanRequest", "RemoteRoom", "Room", "RoomOptions", "Runner", "RuntimeInfo", "Signature", "Stage", "Step",
+    "TargetFacts", "kind_named", "kinds", "missing_requirements", "missing_tools", "package_folder",
 ]  # fmt: skip

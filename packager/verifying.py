@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from packager.errors import PackagerError, ToolchainMissing, VerificationError
 from packager.files import to_json, write_text
 from packager.goldens import Array
 from packager.host import this_host
-from packager.room import Runner, RuntimeInfo, kind_named, missing_requirements
+from packager.room import Runner, RuntimeInfo, kind_named, missing_requirements, missing_tools
 from packager.verdict import Distance, Verdict
 
 GOLDEN = "golden"
@@ -29,12 +30,14 @@ class VerifyJob:
     """Input of :func:`execute`: the bundle's folder, the seal it must have, and where the verdict goes.
 
     ``transformed`` is a golden folder with the transformed model's answers in ONNX Runtime, where there is one.
+    ``endpoint`` is the address of a running service to ask in place of a runtime of our own.
     """
 
     bundle: Path
     digest: str
     verdict: Path
     transformed: Path | None = None
+    endpoint: str | None = None
 
 
 def execute(job: VerifyJob) -> Verdict:
@@ -53,7 +56,7 @@ def execute(job: VerifyJob) -> Verdict:
     results: list[parity.CaseResult] = []
     against_transformed: list[parity.CaseResult] = []
     transformed = _answers(job.transformed)
-    with kind_named(bundle.kind).load().runner(job.bundle) as runner:
+    with _runner(bundle.kind, job) as runner:
         for case in golden.cases:
             outcome = _run(runner, case.inputs)
             if isinstance(outcome, str):
@@ -89,6 +92,13 @@ def execute(job: VerifyJob) -> Verdict:
     write_text(job.verdict, to_json(document))
     verdict = _summary(parity.judge(results), info, golden, len(results))
     return replace(verdict, transform=bundle.transform, target=target)
+
+
+def _runner(kind: str, job: VerifyJob) -> AbstractContextManager[Runner]:
+    room = kind_named(kind)
+    return (
+        room.load().runner(job.bundle) if job.endpoint is None else room.load_remote().remote(job.bundle, job.endpoint)
+    )
 
 
 def _answers(folder: Path | None) -> dict[str, Mapping[str, Array]]:
@@ -135,12 +145,14 @@ def _summary(overall: parity.Overall, info: RuntimeInfo, golden: parity.Golden, 
     )
 
 
-def verify_folder(bundle: Bundle) -> tuple[Verdict, tuple[str, ...]]:
+def verify_folder(bundle: Bundle, endpoint: str | None = None) -> tuple[Verdict, tuple[str, ...]]:
     """Check an opened bundle's files, run it in a child process, and write its new ``verdict.json``.
 
+    With an ``endpoint``, the service running there is asked, and no runtime is needed here.
     Gives the verdict and warnings. A folder that can't be written keeps its old verdict, with a warning.
 
     Raises:
+        UsageError: there is an endpoint, and none that bundles of this kind could be verified against.
         VerificationError: files are missing or changed (each is named), or the bundle can't be loaded.
         ToolchainMissing: the kind's runtime isn't installed here.
     """
@@ -149,14 +161,16 @@ def verify_folder(bundle: Bundle) -> tuple[Verdict, tuple[str, ...]]:
         listed = "".join(f"\n  {line}" for line in damaged)
         raise VerificationError(f"not what was sealed:{listed}", "the bundle is damaged or was edited; fetch it again")
     kind = kind_named(bundle.kind)
-    missing = missing_requirements(kind, this_host())
+    if endpoint is not None:
+        kind.load_remote()
+    missing = missing_requirements(kind, this_host()) if endpoint is None else missing_tools(kind)
     if missing:
         listed = "; ".join(f"{item.what} is missing" for item in missing)
         raise ToolchainMissing(f"can't verify here: {listed}", "; ".join(item.how for item in missing))
     warnings = [f"{name} is not part of the bundle" for name in strangers(bundle)]
     with tempfile.TemporaryDirectory(prefix="packager-") as name:
         written = Path(name) / VERDICT
-        job = VerifyJob(bundle.folder, bundle.digest, written)
+        job = VerifyJob(bundle.folder, bundle.digest, written, endpoint=endpoint)
         verdict = child.call(execute, job, seconds=kind.facts.time_limits.verify, what="verifying")
         try:
             write_text(bundle.folder / VERDICT, written.read_text(encoding="utf-8"))

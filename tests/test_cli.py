@@ -192,6 +192,11 @@ def test_doctor_targets_and_schema(tmp_path: Path):
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
+def test_a_verdict_is_either_taken_or_made(capsys: pytest.CaptureFixture[str]):
+    assert _run(["verify", "b", "--import", "v.json", "--endpoint", "http://x"]) == 2
+    assert "--endpoint makes one" in capsys.readouterr().err
+
+
 def test_verify_of_several_bundles_exits_with_the_worst(tmp_path: Path):
     builders.relu(tmp_path / "relu.onnx")
     for out in ("good", "bad"):

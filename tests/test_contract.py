@@ -80,7 +80,8 @@ def test_facts_are_complete_and_make_sense(kind: Kind):
     judged = {policy_precision(precision) for precision in facts.precisions}
     assert judged <= set(known), "a precision without bounds in the default policy"
     assert set(facts.dialect.ladder) <= set(facts.precisions), "auto may try only what the room can build"
-    assert set(facts.dialect.precisions) | set(facts.dialect.minimum_opset) <= set(facts.precisions)
+    by_precision = {*facts.dialect.precisions, *facts.dialect.minimum_opset, *facts.dialect.maximum_opset}
+    assert by_precision <= set(facts.precisions)
     assert set(facts.tolerance) <= set(facts.precisions)
     assert set(facts.limits.dtypes) <= set(DTYPES.values())
     assert all(re.search(r"[a-z]{3}", reason) for reason in facts.limits.refused_operators.values())
@@ -111,6 +112,11 @@ def test_the_module_has_the_names_and_signatures_of_a_room(kind: Kind):
         wanted = list(inspect.signature(getattr(Room, name)).parameters)[1:]
         assert list(inspect.signature(getattr(made, name)).parameters) == wanted, name
         assert inspect.getdoc(getattr(made, name)), name
+    assert hasattr(made, "remote") == (kind.facts.endpoint is not None), "target.toml and module differ on endpoints"
+    if kind.facts.endpoint is not None:
+        remote = kind.load_remote().remote
+        assert list(inspect.signature(remote).parameters) == ["bundle", "endpoint"]
+        assert isinstance(remote(Path("absent"), "nowhere"), AbstractContextManager)
     assert isinstance(made.runner(Path("absent")), AbstractContextManager)
     assert isinstance(made.missing(this_host()), list)
 

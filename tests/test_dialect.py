@@ -154,6 +154,9 @@ def test_passes_follow_the_facts_and_the_model(tiny: str, tmp_path: Path):
     assert [each.name for each in raised] == ["set-versions"]
     assert '"opsets": [["", 13]]' in passes_text(raised) and len(steps_of(raised)) == 1
     assert passes_for(kind_with(tiny, minimum_opset={"fp32": 12}), model, "fp32", ()) == ()
+    lower = kind_with(tiny, lower=True, maximum_opset={"fp16": 11})
+    assert '"opsets": [["", 11]]' in passes_text(passes_for(lower, model, "fp16", ()))
+    assert passes_for(lower, model, "fp32", ()) == (), "only for the precision that is named"
 
 
 def test_a_room_that_names_an_unknown_pass_is_at_fault(tiny: str, tmp_path: Path):

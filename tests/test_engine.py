@@ -18,9 +18,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 import packager
+from packager import golden_store, room
 from packager import manifest as manifests
-from packager import room
-from packager.errors import GoldenError, ModelError, UsageError
+from packager.building import BuildJob, build_stage
+from packager.errors import BuildError, GoldenError, ModelError, UsageError
+from packager.goldens import GoldenCase, GoldenSet
 from packager.results import Report
 from tests import builders
 
@@ -209,6 +211,34 @@ def test_where_things_lie_on_this_machine_is_neither_sealed_nor_part_of_the_key(
         (result,) = build(path, tmp_path / place).targets
         assert result.cached == (place == "over-there")
         assert place not in (tmp_path / place / "relu-1.2.3-tiny/bundle.json").read_text()
+
+
+def test_a_file_that_an_option_names_decides_the_result(tiny: str, write: Write, tmp_path: Path):
+    """It is found beside the manifest, reaches the build, and a change of it is a miss of the cache."""
+    path = write('[targets.tiny]\nextra = "more/notes.txt"')
+    missing = build(path, tmp_path / "dist").targets[0]
+    assert (missing.exit_code, "more/notes.txt" in missing.message) == (2, True)
+    (tmp_path / "more").mkdir()
+    for text in ("one", "two"):
+        (tmp_path / "more/notes.txt").write_text(text)
+        assert build(path, tmp_path / "dist").targets[0].cached is False
+        assert (tmp_path / "dist/relu-1.2.3-tiny/notes.txt").read_text() == text
+        assert build(path, tmp_path / "dist").targets[0].cached is True
+
+
+def test_a_file_that_changes_under_a_build_is_an_error(tiny: str, write: Write, tmp_path: Path):
+    write()
+    (tmp_path / "notes.txt").write_text("one")
+    (planned,) = packager.plan(manifest=write('[targets.tiny]\nextra = "notes.txt"'))
+    assert planned.plan is not None and [name for name, _ in planned.plan.files] == ["notes.txt"]
+    goldens = GoldenSet((GoldenCase("a", {"x": np.ones((1, 3), np.float32)}),))
+    golden_store.write(tmp_path / "golden", goldens, {}, policy="", precision="fp32", excluded={})
+    (tmp_path / "bundle").mkdir()
+    files = (("notes.txt", tmp_path / "notes.txt"),)
+    (tmp_path / "notes.txt").write_text("two")
+    job = BuildJob("tiny", planned.plan, tmp_path / "bundle", tmp_path / "relu.onnx", tmp_path / "golden", files)
+    with pytest.raises(BuildError, match=r"notes\.txt changed"):
+        build_stage(job)
 
 
 def test_a_poisoned_cache_entry_is_a_miss(tiny: str, write: Write, tmp_path: Path, own_cache: Path):

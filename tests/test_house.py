@@ -22,6 +22,7 @@ KINDS = sorted(path.parent.name for path in (ROOT / "targets").glob("*/target.to
 
 MAX_LINES = 400
 LONG = {
+    "packager/room.py": "the whole contract between engine and rooms, on one page",
     "packager/parity.py": "the comparator travels in every bundle as one file that imports nothing of packager",
     "packager/graph.py": "one reader for one format: the messages of onnx.proto, each with the view it becomes",
     "packager/report.py": "one function per command and form; none is long",

@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -174,3 +175,23 @@ def test_an_unknown_kind_is_told(bundle: Bundle):
     path.write_text(path.read_text().replace('"kind": "tiny"', '"kind": "gone"'))
     with pytest.raises(UsageError, match="no target kind 'gone'"):
         verify_folder(open_bundle(bundle.folder))
+
+
+def test_a_running_service_is_asked_in_place_of_a_runtime_here(bundle: Bundle, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.import_module("tiny"), "missing", lambda host: [Missing("an SDK", "buy one")])
+    with pytest.raises(ToolchainMissing):
+        verify_folder(bundle)
+    verdict, warnings = verify_folder(bundle, "tiny://here")
+    assert (verdict.status, verdict.device, warnings) == ("passed", "tiny://here", ())
+    assert json.loads((bundle.folder / "verdict.json").read_text())["runtime"]["device"] == "tiny://here"
+    with pytest.raises(UsageError, match="is no tiny service"):
+        verify_folder(bundle, "here")
+
+
+def test_a_kind_without_services_takes_no_endpoint(bundle: Bundle, monkeypatch: pytest.MonkeyPatch):
+    kind = kind_named("tiny")
+    monkeypatch.setattr(
+        verifying, "kind_named", lambda name: replace(kind, facts=kind.facts.model_copy(update={"endpoint": None}))
+    )
+    with pytest.raises(UsageError, match="can't be verified against a service"):
+        verify_folder(bundle, "tiny://here")

@@ -3,7 +3,8 @@
 ``plan`` (:mod:`.planning`) decides from the signature alone; ``build`` (:mod:`.repository`) lays out the repository,
 writes its configuration (:mod:`.config`) and proves whether requests may be merged (:mod:`.batching`); verification
 (:mod:`.serving`) starts a server (:mod:`.server`) from a kit of registry packages (:mod:`.kit`) and asks it through
-:mod:`.infer`, the client that ships. The kit's server has no onnxruntime backend of its own: :mod:`.standin` is one.
+:mod:`.infer`, the client that ships, alone and under :mod:`.traffic`; :mod:`.remote` asks a server that runs already.
+The kit's server has no onnxruntime backend of its own: :mod:`.standin` is one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from packager.host import Host
 from packager.room import Missing, Plan, PlanRequest, Runner, Stage
 from packager.targets.triton.options import Options
 
-__all__ = ["Options", "build", "missing", "plan", "runner"]
+__all__ = ["Options", "build", "missing", "plan", "remote", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
@@ -62,4 +63,18 @@ def runner(bundle: Path) -> Iterator[Runner]:
     from packager.targets.triton.serving import served
 
     with served(bundle) as made:
+        yield made
+
+
+@contextmanager
+def remote(bundle: Path, endpoint: str) -> Iterator[Runner]:
+    """Ask a Triton server that runs already, at ``http://host:8000`` or ``grpc://host:8001``.
+
+    Raises:
+        UsageError: that is no address.
+        VerificationError: nobody answers there, or not with this bundle's model.
+    """
+    from packager.targets.triton.remote import asked
+
+    with asked(bundle, endpoint) as made:
         yield made

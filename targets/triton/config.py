@@ -1,12 +1,11 @@
-"""``config.pbtxt``: what Triton is told of a model, written through an encoder and read back by Triton's own schema."""
+"""``config.pbtxt``: what Triton is told of a model, made and read through Triton's own protobuf schema."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from packager.errors import BuildError
-from packager.render import c_string
+from packager.targets.triton.accelerators import KNOWN
 from packager.targets.triton.options import Options
 
 BACKEND = "onnxruntime"
@@ -19,7 +18,11 @@ DTYPES = {
 }  # fmt: skip
 """dtype names of signatures to Triton's."""
 
-KINDS = {"cpu": "KIND_CPU", "auto": "KIND_AUTO"}
+KINDS = {"cpu": "KIND_CPU", "gpu": "KIND_GPU", "auto": "KIND_AUTO"}
+LEVELS = {"extended": 1, "basic": -1, "none": 2}
+"""The backend's numbers for how far ONNX Runtime may rewrite the graph; everything is its default."""
+
+THREADS = "intra_op_thread_count"
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Entry:
     name: str
     data_type: str
     dims: tuple[int, ...]
+    labels: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,47 +58,117 @@ class Config:
 
 
 def config_text(config: Config) -> str:
-    """The whole file."""
+    """The whole file. Its first line is a comment with the reason for the batch size."""
+    return f"# {' '.join(config.why.split())}\n{printed(message(config))}"
+
+
+def printed(made: Any) -> str:  # noqa: ANN401 - a protobuf message
+    """A configuration in protobuf's text form, field by field, in ASCII: the same for the same message."""
+    from google.protobuf import text_format
+
+    text: str = text_format.MessageToString(made, as_utf8=False)
+    return text
+
+
+def message(config: Config) -> Any:  # noqa: ANN401 - a protobuf message
+    """The configuration as a ``ModelConfig`` of Triton's schema."""
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
     options = config.options
-    lines = [
-        f"# {' '.join(config.why.split())}",
-        f"name: {c_string(config.name)}",
-        f"backend: {c_string(BACKEND)}",
-        f"default_model_filename: {c_string(MODEL_FILE)}",
-        f"max_batch_size: {config.max_batch}",
-    ]
-    for side, entries in (("input", config.inputs), ("output", config.outputs)):
-        lines.append(f"{side} [")
-        lines.append(",\n".join(_entry(entry, config.max_batch > 0) for entry in entries))
-        lines.append("]")
-    lines.append(f"instance_group [\n  {{ count: {options.instances} kind: {KINDS[options.device]} }}\n]")
-    lines.append(f"version_policy {{ specific {{ versions: [ {options.model_version} ] }} }}")
+    made = ModelConfig(
+        name=config.name, backend=BACKEND, default_model_filename=MODEL_FILE, max_batch_size=config.max_batch
+    )
+    for side, entries in ((made.input, config.inputs), (made.output, config.outputs)):
+        for entry in entries:
+            _add_entry(side, entry, config.max_batch > 0)
+    for each, entry in zip(made.output, config.outputs, strict=True):
+        each.label_filename = entry.labels
+    _add_instances(made, options)
+    if options.version_policy == "specific":
+        made.version_policy.specific.versions.append(options.model_version)
+    elif options.version_policy == "latest":
+        made.version_policy.latest.num_versions = 1
+    else:
+        made.version_policy.all.SetInParent()
     if config.max_batch > 1:
-        preferred = ", ".join(str(size) for size in options.preferred_batch_sizes)
-        lines.append("dynamic_batching {")
-        lines += [f"  preferred_batch_size: [ {preferred} ]"] if preferred else []
-        lines += [f"  max_queue_delay_microseconds: {options.queue_delay_us}", "}"]
+        made.dynamic_batching.preferred_batch_size.extend(options.preferred_batch_sizes)
+        made.dynamic_batching.max_queue_delay_microseconds = options.queue_delay_us
+    _add_tuning(made, options)
     if config.warm_up:
-        lines.append('model_warmup [\n  {\n    name: "golden"\n    batch_size: 1')
-        for each in config.warm_up:
-            value = f"data_type: {each.entry.data_type} dims: [ {', '.join(map(str, each.dims))} ]"
-            file = f"input_data_file: {c_string(each.file)}"
-            lines.append(f"    inputs {{ key: {c_string(each.entry.name)} value {{ {value} {file} }} }}")
-        lines.append("  }\n]")
-    return "\n".join(lines) + "\n"
+        sample = made.model_warmup.add(name="golden", batch_size=1)
+        for warm in config.warm_up:
+            given = sample.inputs[warm.entry.name]
+            given.data_type = given_type(warm.entry)
+            given.dims.extend(warm.dims)
+            given.input_data_file = warm.file
+    return made
 
 
-def _entry(entry: Entry, batching: bool) -> str:
+def given_type(entry: Entry) -> int:
+    """The number of an entry's type in Triton's schema."""
+    from tritonclient.grpc.model_config_pb2 import DataType
+
+    return int(DataType.Value(entry.data_type))
+
+
+def _add_entry(side: Any, entry: Entry, batching: bool) -> None:  # noqa: ANN401 - a protobuf list
     dims = list(entry.dims[1:] if batching else entry.dims)
     # Triton has no empty dims: a scalar is [1], and so is a row without dims, which the core then reshapes away.
-    reshape = " reshape: { shape: [ ] }" if batching and not dims else ""
-    shape = ", ".join(str(dim) for dim in dims or [1])
-    return f"  {{ name: {c_string(entry.name)} data_type: {entry.data_type} dims: [ {shape} ]{reshape} }}"
+    made = side.add(name=entry.name, data_type=given_type(entry), dims=dims or [1])
+    if batching and not dims:
+        made.reshape.SetInParent()
+
+
+def _add_instances(made: Any, options: Options) -> None:  # noqa: ANN401 - a protobuf message
+    from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
+
+    group = made.instance_group.add(
+        count=options.instances, kind=ModelInstanceGroup.Kind.Value(KINDS[options.device]), gpus=options.gpus
+    )
+    if options.rate_limit or options.priority:
+        group.rate_limiter.priority = options.priority
+        for name, count in sorted(options.rate_limit.items()):
+            group.rate_limiter.resources.add(name=name, count=count)
+
+
+def _add_tuning(made: Any, options: Options) -> None:  # noqa: ANN401 - a protobuf message
+    if options.accelerator != "none":
+        chosen = made.optimization.execution_accelerators
+        side = (
+            chosen.cpu_execution_accelerator if options.accelerator == "openvino" else chosen.gpu_execution_accelerator
+        )
+        side.add(name=options.accelerator, parameters=options.accelerator_options)
+    if options.graph_optimization != "all":
+        made.optimization.graph.level = LEVELS[options.graph_optimization]
+    if options.intra_op_threads:
+        made.parameters[THREADS].string_value = str(options.intra_op_threads)
+    if options.response_cache:
+        made.response_cache.enable = True
+
+
+def without_gpu(text: str) -> str:
+    """The configuration as JSON, with its instances on CPU and no accelerator of a GPU; empty where it asks for none.
+
+    A server without a GPU refuses KIND_GPU. Loaded with this in place of the file, all the rest is still checked.
+    """
+    from google.protobuf import json_format, text_format
+    from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+    made = text_format.Parse(text, ModelConfig())
+    asking = [group for group in made.instance_group if group.kind == ModelInstanceGroup.KIND_GPU]
+    if not asking:
+        return ""
+    for group in asking:
+        group.kind = ModelInstanceGroup.KIND_CPU
+        del group.gpus[:]
+    del made.optimization.execution_accelerators.gpu_execution_accelerator[:]
+    told: str = json_format.MessageToJson(made, preserving_proto_field_name=True)
+    return told
 
 
 FIELDS = frozenset(
     {"name", "backend", "platform", "default_model_filename", "max_batch_size", "input", "output", "instance_group",
-     "version_policy", "dynamic_batching", "model_warmup"}
+     "version_policy", "dynamic_batching", "model_warmup", "optimization", "parameters", "response_cache"}
 )  # fmt: skip
 """What a configuration of a bundle may say. Others can name code: another backend, a library of operators, a Python
 environment."""
@@ -109,38 +183,18 @@ def safety_objection(text: str) -> str:
         parsed = text_format.Parse(text, ModelConfig())
     except (text_format.ParseError, ValueError) as error:
         return f"Triton's schema refuses it: {error}"
-    other = sorted(field.name for field, _ in parsed.ListFields() if field.name not in FIELDS)
+    whole = parsed.platform == "ensemble"
+    allowed = FIELDS | {"ensemble_scheduling"} if whole else FIELDS
+    other = sorted(field.name for field, _ in parsed.ListFields() if field.name not in allowed)
+    other += [f"parameter {key}" for key in sorted(parsed.parameters) if key != THREADS]
+    chosen = parsed.optimization.execution_accelerators
+    for each in (*chosen.cpu_execution_accelerator, *chosen.gpu_execution_accelerator):
+        known = KNOWN.get(each.name, frozenset())
+        other += [f"{each.name} option {key}" for key in sorted(each.parameters) if key not in known]
     if other:
         return f"it sets {', '.join(other)}, which no bundle does"
-    if (parsed.backend or BACKEND, parsed.platform) not in ((BACKEND, ""), (BACKEND, f"{BACKEND}_onnx")):
+    if not whole and (parsed.backend or BACKEND, parsed.platform) not in ((BACKEND, ""), (BACKEND, f"{BACKEND}_onnx")):
         return f"it is for backend '{parsed.backend or parsed.platform}', not for {BACKEND}"
     if parsed.default_model_filename not in ("", MODEL_FILE):
         return f"its model file is '{parsed.default_model_filename}', not {MODEL_FILE}"
     return ""
-
-
-def check_text(text: str, config: Config, place: Path) -> None:
-    """Read the file back with Triton's own schema and hold it against what was meant.
-
-    Raises:
-        BuildError: it doesn't parse, or says something else.
-    """
-    from google.protobuf import text_format
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
-
-    try:
-        parsed = text_format.Parse(text, ModelConfig())
-    except text_format.ParseError as error:
-        raise BuildError(f"{place}: Triton's schema refuses it: {error}") from error
-    wanted = [
-        (entry.name, entry.data_type, list(entry.dims[1:] if config.max_batch else entry.dims) or [1])
-        for entry in (*config.inputs, *config.outputs)
-    ]
-    found = [
-        (each.name, each.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[each.data_type].name,
-         list(each.dims))
-        for each in (*parsed.input, *parsed.output)
-    ]  # fmt: skip
-    same = (parsed.name, parsed.max_batch_size, found) == (config.name, config.max_batch, wanted)
-    if not same:
-        raise BuildError(f"{place}: reads back as something else than was written", "report the model's tensor names")

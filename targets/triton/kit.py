@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -27,6 +28,9 @@ from packager.room import Missing, kind_named
 KIT_VARIABLE = "PACKAGER_TRITON_KIT"
 BACKENDS_VARIABLE = "PACKAGER_TRITON_BACKENDS"
 REAL_BACKEND = Path("onnxruntime/libtriton_onnxruntime.so")
+STAND_IN = "packager-stand-in"
+"""What a server calls itself that hosts our stand-in, so that nobody takes it for one with the real backend."""
+
 MAKE = "python -m packager.targets.triton.kit"
 PARTS = ("nvidia-pytriton", "numpy", "onnxruntime")
 PYTHONS = ((3, 11), (3, 12))
@@ -71,6 +75,19 @@ class Kit:
         """Whether everything that is used is there."""
         parts = (self.server, self.python_backend, self.stub, self.libraries)
         return all(path.exists() for path in (*parts, self.folder / "numpy", self.folder / "onnxruntime"))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A server that can be started: its executable, the kit it is of, and its backends.
+
+    ``kit`` is ``None`` for a server that is installed on this machine. ``backends`` is a folder with the real
+    onnxruntime backend; where it is ``None``, the kit hosts a stand-in.
+    """
+
+    server: Path
+    kit: Kit | None
+    backends: Path | None = None
 
 
 @cache
@@ -127,6 +144,27 @@ def find_backends() -> Path | None:
     return folder if (folder / REAL_BACKEND).is_file() else None
 
 
+def find_installed() -> Program | None:
+    """The ``tritonserver`` on PATH, where it has the real onnxruntime backend: beside it, as in Triton's container, or
+    in the folder that the environment names."""
+    found = shutil.which("tritonserver")
+    if found is None:
+        return None
+    beside = Path(found).resolve().parent.parent / "backends"
+    backends = find_backends() or (beside if (beside / REAL_BACKEND).is_file() else None)
+    return None if backends is None else Program(Path(found), None, backends)
+
+
+def find_program() -> Program | None:
+    """The server that verifies: an installed one, else the kit's with the backends that the environment names, else
+    the kit's with our stand-in."""
+    installed, kit = find_installed(), find_kit()
+    if installed is not None or kit is None:
+        return installed
+    backends = find_backends()
+    return Program(kit.server, kit, backends) if backends or find_libpython() else None
+
+
 def missing_parts(host: Host) -> list[Missing]:
     """What this machine lacks for starting the server, each with how to get it."""
     if (host.system, host.machine) != ("Linux", "x86_64"):
@@ -136,6 +174,8 @@ def missing_parts(host: Host) -> list[Missing]:
         return [
             Missing(f"the backend that {BACKENDS_VARIABLE} names ({where})", f"correct or unset {BACKENDS_VARIABLE}")
         ]
+    if find_installed() is not None:
+        return []
     if sys.version_info[:2] not in PYTHONS:
         listed = " or ".join(".".join(map(str, version)) for version in PYTHONS)
         return [

@@ -19,13 +19,14 @@ from packager.model import Signature, open_model
 from packager.render import render
 from packager.room import Plan, Stage, kind_named
 from packager.selfcheck import ship_loader
-from packager.targets.triton import infer
+from packager.targets.triton import ensemble, infer
 from packager.targets.triton.batching import objection
-from packager.targets.triton.config import DTYPES, MODEL_FILE, Config, Entry, WarmUp, check_text, config_text
+from packager.targets.triton.config import DTYPES, MODEL_FILE, Config, Entry, WarmUp, config_text
 from packager.targets.triton.options import Options
-from packager.targets.triton.planning import batching
+from packager.targets.triton.planning import batching, flags
 
 REPOSITORY = "model_repository"
+CONFIG = "config.pbtxt"
 MAX_PERF_ELEMENTS = 1 << 20
 """Elements of a golden case that ``perf.json`` may hold as text."""
 
@@ -44,16 +45,71 @@ def build_repository(plan: Plan, stage: Stage) -> None:
         folder.mkdir(parents=True)
         place_model(stage, folder / MODEL_FILE)
         config = configure(plan, stage, folder / MODEL_FILE, options)
+        if options.steps():
+            config = build_ensemble(plan, stage, config, folder / MODEL_FILE)
         first = stage.goldens.cases[0].inputs
         if options.warm_up and all(array.size for array in first.values()):  # a warm-up can't have dims of 0
             config = warmed_up(config, first, home)
-        text = config_text(config)
-        check_text(text, config, Path(f"{REPOSITORY}/{plan.name}/config.pbtxt"))
-        write_text(home / "config.pbtxt", text)
+        config = labelled(config, home)
+        write_text(home / CONFIG, config_text(config))
         ship_loader(Path(infer.__file__), stage.folder)
     except OSError as error:
         raise StorageError(f"{error.filename or home} can't be written: {error.strerror}") from error
     write_deployment(plan, stage, config)
+
+
+def build_ensemble(plan: Plan, stage: Stage, config: Config, placed: Path) -> Config:
+    """The steps beside the model, the ensemble itself, and golden cases of each.
+
+    Requests are batched where all steps can be, so that rows stay together from the first to the last.
+
+    Args:
+        plan: of the target.
+        stage: where the bundle is built.
+        config: of the model alone.
+        placed: the model's file in the repository.
+
+    Returns:
+        The model's configuration, not batched where another step can't be.
+
+    Raises:
+        BuildError: a step doesn't run on what the one before it makes.
+    """
+    options = config.options
+    models = {"model": placed, **{part: stage.files[name] for part, name in options.steps().items()}}
+    signatures = {part: open_model(path).signature for part, path in models.items()}
+    chain = ensemble.chained({**signatures, "model": plan.signature})
+    goldens = ensemble.run_in_sequence(chain, models, ensemble.first_inputs(chain, models, stage.goldens))
+    configs = {"model": config}
+    for part in options.steps():
+        name = ensemble.served_name(plan.name, part)
+        step = replace(plan, name=name, signature=signatures[part], precision="fp32")
+        own = ensemble.step_options(options)
+        configs[part] = configure(step, replace(stage, goldens=goldens[part]), models[part], own)
+    configs = batched_alike(configs)
+    repository = stage.folder / REPOSITORY
+    for part in options.steps():
+        home = repository / ensemble.served_name(plan.name, part)
+        folder = home / str(options.model_version)
+        folder.mkdir(parents=True)
+        clone_file(models[part], folder / MODEL_FILE)
+        write_text(home / CONFIG, config_text(configs[part]))
+    whole = repository / ensemble.served_name(plan.name, ensemble.WHOLE)
+    (whole / str(options.model_version)).mkdir(parents=True)
+    # Triton wants the folder of a version even where there is no file for it, and archives and git drop empty ones.
+    write_text(whole / str(options.model_version) / ensemble.PLACEHOLDER, "An ensemble has no file of its own.\n")
+    write_text(whole / CONFIG, ensemble.ensemble_text(plan.name, chain, configs, options))
+    ensemble.write_steps(plan, stage.folder, chain, models, goldens)
+    return configs["model"]
+
+
+def batched_alike(configs: Mapping[str, Config]) -> dict[str, Config]:
+    """The configurations of all steps, none of which batches requests where one can't."""
+    alone = next((each.name for each in configs.values() if not each.max_batch), None)
+    if alone is None:
+        return dict(configs)
+    why = f"Requests aren't batched: those of '{alone}' in the same ensemble aren't"
+    return {part: replace(each, max_batch=0, why=why) if each.max_batch else each for part, each in configs.items()}
 
 
 def place_model(stage: Stage, target: Path) -> None:
@@ -144,6 +200,19 @@ def warmed_up(config: Config, inputs: Mapping[str, Array], home: Path) -> Config
     return replace(config, warm_up=tuple(found))
 
 
+def labelled(config: Config, home: Path) -> Config:
+    """The configuration with a file of labels, put in ``home``, for every output that has some."""
+    outputs = []
+    for index, entry in enumerate(config.outputs):
+        labels = config.options.labels.get(entry.name)
+        if labels:
+            file = f"labels-{index}.txt"
+            write_text(home / file, "".join(f"{label}\n" for label in labels))
+            entry = replace(entry, labels=file)  # noqa: PLW2901
+        outputs.append(entry)
+    return replace(config, outputs=tuple(outputs))
+
+
 def sent_row(array: Array, config: Config) -> Array:
     """A case's array as one request sends it, without the batch dim: Triton has no empty shapes."""
     row = array[0] if config.max_batch else array
@@ -154,10 +223,11 @@ def write_deployment(plan: Plan, stage: Stage, config: Config) -> None:
     """``compose.yaml``, ``kubernetes.yaml`` and ``perf.sh`` with its data."""
     kind = kind_named("triton")
     values = {
-        "model": plan.name,
+        "models": [plan.name, *([ensemble.served_name(plan.name, ensemble.WHOLE)] if config.options.steps() else [])],
         "label": dns_label(plan.name),
         "release": kind.facts.pins["release"],
-        "gpu": config.options.device == "auto",
+        "gpu": config.options.device != "cpu",
+        "flags": flags(config.options),
     }
     for name in ("compose.yaml", "kubernetes.yaml"):
         write_text(stage.folder / name, render(kind, f"triton/{name}.j2", **values))

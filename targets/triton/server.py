@@ -1,39 +1,38 @@
 """A Triton server of our own: started on free loopback ports for one repository, asked, and gone without a trace.
 
-Everything it leaves lies in one temporary folder, and its shared memory carries that folder's name. The folder is
-locked while it is used, so that what a killed run left is recognised and removed by the next.
+Everything it leaves lies in one temporary folder, and its shared memory carries that folder's name. It runs under
+:mod:`packager.supervise`, which ends it and removes both however the run ends. The folder is locked while it is used:
+where even the supervisor was killed, the next run recognises what is left and removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from packager.cache import default_cache
 from packager.errors import ToolchainMissing, VerificationError
+from packager.supervise import Running, clean, running
 from packager.targets.triton import kit as kits
 
 PREFIX = "packager-triton-"
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux keeps POSIX shared memory
 START_SECONDS = 60.0
 LOAD_SECONDS = 600.0
-STOP_SECONDS = 20.0
 ATTEMPTS = 3
 """Starts that are tried where another process takes a port between our looking and the server's binding."""
 
@@ -65,18 +64,23 @@ class Server:
         """Its gRPC address."""
         return f"grpc://127.0.0.1:{self.ports.grpc}"
 
-    def load(self, model: str) -> None:
-        """Load one model.
+    def load(self, model: str, override: str = "") -> None:
+        """Load one model, with a configuration in JSON in place of its file's where there is one.
 
         Raises:
             VerificationError: Triton refuses it; the message has Triton's own reason.
         """
         before = self.log.stat().st_size
-        status, body = self._ask(f"/v2/repository/models/{quote(model, safe='')}/load", b"{}", LOAD_SECONDS)
+        asked = json.dumps({"parameters": {"config": override}} if override else {}).encode("ascii")
+        status, body = self._ask(f"/v2/repository/models/{quote(model, safe='')}/load", asked, LOAD_SECONDS)
         if status == 200 and self._ask(f"/v2/models/{quote(model, safe='')}/ready", None)[0] == 200:
             return
         reason = load_failure(body, self.log.read_bytes()[before:].decode("utf-8", "replace"))
         raise VerificationError(f"Triton can't load model '{model}': {reason}", "build the bundle again")
+
+    def live(self) -> bool:
+        """Whether it answers."""
+        return self._ask("/v2/health/live", None, 5.0)[0] == 200
 
     def get(self, path: str) -> dict[str, object]:
         """An answer of the server's HTTP interface.
@@ -131,25 +135,57 @@ def load_failure(body: str, log: str) -> str:
 
 
 @contextmanager
-def serving(repository: Path) -> Iterator[Server]:
+def serving(repository: Path, rate_limited: bool = False) -> Iterator[Server]:
     """Start a server for a model repository, in explicit mode and without completing configurations.
 
+    Args:
+        repository: the model repository, which is only read.
+        rate_limited: whether instances wait for the resources that their configuration says.
+
     Raises:
-        ToolchainMissing: there is no kit.
-        VerificationError: the server doesn't start; the message ends with its log.
+        ToolchainMissing: there is none that could be started.
+        VerificationError: the server doesn't start, or what is done with it fails. Its log is kept then, and the
+            message says where.
     """
-    kit, libpython = kits.find_kit(), kits.find_libpython()
-    if kit is None or libpython is None:
+    program = kits.find_program()
+    if program is None:
         raise ToolchainMissing("no Triton server to verify with", kits.MAKE)
-    with work_folder() as folder:
-        served = folder / "repository"
-        served.symlink_to(repository.resolve(), target_is_directory=True)  # its path may hold a space, this doesn't
-        real = kits.find_backends()
-        backends = real or stand_in(kit, folder / "backends")
-        with _started(kit, libpython, folder, backends, served) as (process, ports):
-            yield Server(ports, folder / "log", real is not None)
-            if process.poll() is not None:
-                raise VerificationError(f"Triton ended with status {process.returncode}{_tail(folder / 'log')}")
+    for attempt in range(ATTEMPTS):
+        with work_folder() as folder:
+            ports = _free_ports()
+            command = command_line(program, folder, repository, ports)
+            command += ["--rate-limit=execution_count"] if rate_limited else []
+            server = Server(ports, folder / "log", program.backends is not None)
+            with running(command, folder, environment(program, folder)) as process:
+                told = _await(process, server)
+                if "ddress already in use" in told and attempt + 1 < ATTEMPTS:
+                    continue
+                try:
+                    if told:
+                        raise VerificationError(f"Triton doesn't start: {told}")
+                    yield server
+                    ended = process.ended()
+                    if ended is not None:
+                        raise VerificationError(f"Triton is gone: {ended}")
+                except VerificationError as error:
+                    kept = keep_log(server.log)
+                    where = f"\n  Triton's log: {kept}" if kept else ""
+                    raise VerificationError(error.message + where, error.hint) from error
+            return
+
+
+def keep_log(log: Path) -> Path | None:
+    """Copy a server's log to where packager keeps the last one; ``None`` where there is none or no place for it."""
+    root = default_cache().root
+    if root is None:
+        return None
+    kept = root / "logs" / "triton.log"
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, kept)
+    except OSError:
+        return None
+    return kept
 
 
 def stand_in(kit: kits.Kit, folder: Path) -> Path:
@@ -166,12 +202,16 @@ def stand_in(kit: kits.Kit, folder: Path) -> Path:
     return folder
 
 
-def environment(kit: kits.Kit, libpython: Path, folder: Path) -> dict[str, str]:
-    """What the server runs in. The stub that hosts Python ignores PYTHONPATH and finds its prefix by the first Python
-    on PATH: a virtual environment of its own, in which the kit is all there is."""
+def environment(program: kits.Program, folder: Path) -> dict[str, str]:
+    """What the server runs in. An installed one runs in the user's own; the kit's in one made for it: the stub that
+    hosts Python ignores PYTHONPATH and finds its prefix by the first Python on PATH, so that is a virtual environment
+    in which the kit is all there is."""
+    libpython = kits.find_libpython()
+    if program.kit is None or libpython is None:
+        return dict(os.environ)
     packages = folder / f"venv/lib/python{kits.python_version()}/site-packages"
     packages.mkdir(parents=True)
-    (packages / "kit.pth").write_text(f"{kit.folder.resolve()}\n", encoding="utf-8")
+    (packages / "kit.pth").write_text(f"{program.kit.folder.resolve()}\n", encoding="utf-8")
     programs = folder / "venv/bin"
     programs.mkdir()
     python = Path(sys._base_executable)  # type: ignore[attr-defined]  # what venv itself uses
@@ -186,7 +226,7 @@ def environment(kit: kits.Kit, libpython: Path, folder: Path) -> dict[str, str]:
         "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}",
         "PYTHONNOUSERSITE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "LD_LIBRARY_PATH": f"{kit.libraries}:{libpython.parent}",
+        "LD_LIBRARY_PATH": f"{program.kit.libraries}:{libpython.parent}",
     }
 
 
@@ -203,7 +243,7 @@ def work_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        _remove(folder)
+        clean(folder)
         os.close(handle)
 
 
@@ -213,56 +253,25 @@ def _sweep(base: Path) -> None:
             handle = os.open(folder / "lock", os.O_RDWR)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(folder)
+                clean(folder)
             finally:
                 os.close(handle)
 
 
-def _remove(folder: Path) -> None:
-    for region in SHARED_MEMORY.glob(f"{folder.name}_*"):
-        region.unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _started(
-    kit: kits.Kit, libpython: Path, folder: Path, backends: Path, repository: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], Ports]]:
-    surroundings = environment(kit, libpython, folder)
-    for attempt in range(ATTEMPTS):
-        ports = _free_ports()
-        command = command_line(kit.server, repository, backends, ports, folder.name)
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=surroundings,
-                cwd=folder, preexec_fn=_die_with_parent(),  # noqa: PLW1509 - nothing but one system call after fork
-            )  # fmt: skip
-        try:
-            if _alive(process, Server(ports, folder / "log", False)):
-                yield process, ports
-                return
-            if attempt + 1 == ATTEMPTS or "ddress already in use" not in _tail(folder / "log"):
-                raise VerificationError(f"Triton doesn't start{_tail(folder / 'log')}")
-        finally:
-            _stop(process)
-
-
-def command_line(server: Path, repository: Path, backends: Path, ports: Ports, region: str) -> list[str]:
-    """How the server is started. ``region`` begins the names of its shared memory."""
+def command_line(program: kits.Program, folder: Path, repository: Path, ports: Ports) -> list[str]:
+    """How the server is started; a stand-in for its backend is laid out in ``folder`` where it has none."""
+    served = folder / "repository"
+    served.symlink_to(repository.resolve(), target_is_directory=True)  # its path may hold a space, this doesn't
+    backends = program.backends or (stand_in(program.kit, folder / "backends") if program.kit else None)
     local = [f"--{what}-address=127.0.0.1" for what in ("http", "grpc", "metrics")]
     return [
-        str(server), f"--model-repository={repository}", f"--backend-directory={backends}",
+        str(program.server), f"--model-repository={served}", f"--backend-directory={backends}",
         "--model-control-mode=explicit", "--disable-auto-complete-config", *local,
         f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}",
         "--allow-gpu-metrics=false", "--exit-timeout-secs=5",
-        f"--backend-config=python,shm-region-prefix-name={region}_",
+        f"--backend-config=python,shm-region-prefix-name={folder.name}_",
+        *([] if program.backends else [f"--id={kits.STAND_IN}"]),
     ]  # fmt: skip
-
-
-def _die_with_parent() -> Callable[[], object]:
-    """Ask the kernel to end the server when we end, however that happens (PR_SET_PDEATHSIG is 1, SIGKILL 9)."""
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(1, 9)
 
 
 def _free_ports() -> Ports:
@@ -274,28 +283,14 @@ def _free_ports() -> Ports:
         return Ports(*(each.getsockname()[1] for each in sockets))
 
 
-def _alive(process: subprocess.Popen[bytes], server: Server) -> bool:
+def _await(process: Running, server: Server) -> str:
+    """Wait until it answers; why it doesn't, or nothing."""
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
-        if process.poll() is not None:
-            return False
-        if server._ask("/v2/health/live", None, 5.0)[0] == 200:
-            return True
+        ended = process.ended()
+        if ended is not None:
+            return ended
+        if server.live():
+            return ""
         time.sleep(0.02)
-    return False
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _tail(log: Path) -> str:
-    with contextlib.suppress(OSError):
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
-        return "".join(f"\n  {line}" for line in lines)
-    return ""
+    return f"it doesn't answer within {START_SECONDS:g} s"

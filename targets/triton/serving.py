@@ -7,11 +7,12 @@ must show that requests were merged.
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 from urllib.parse import quote
 
 from packager import parity
@@ -20,17 +21,26 @@ from packager.feeds import read_description
 from packager.goldens import Array
 from packager.room import Runner, RuntimeInfo
 from packager.targets.triton import kit
-from packager.targets.triton.batching import joined
-from packager.targets.triton.config import safety_objection
+from packager.targets.triton.config import safety_objection, without_gpu
+from packager.targets.triton.ensemble import PARTS, WHOLE, served_name
 from packager.targets.triton.infer import Model
-from packager.targets.triton.repository import REPOSITORY
+from packager.targets.triton.repository import CONFIG, REPOSITORY
 from packager.targets.triton.server import Server, serving
-
-CONFIG = "config.pbtxt"
-PARALLEL = 8
-"""Requests sent at the same time for each instance of the model, up to :data:`MOST`."""
+from packager.targets.triton.traffic import (
+    PARALLEL,
+    agree,
+    ask,
+    check_steps,
+    difference,
+    in_parallel,
+    in_twos,
+    requests_of,
+)
 
 MOST = 64
+"""Requests sent at the same time, however many instances there are."""
+
+SETTLE_SECONDS = 10.0
 ROUNDS = 10
 """How often parallel requests are sent before Triton is said not to merge any: whether two meet is a matter of time."""
 
@@ -49,61 +59,76 @@ def served(bundle: Path) -> Iterator[Runner]:
         golden = parity.read_golden(bundle / "golden")
     except ValueError as error:
         raise VerificationError(str(error), "build the bundle again") from error
-    check_repository(bundle / REPOSITORY, described.name)
-    with serving(bundle / REPOSITORY) as server:
-        server.load(described.name)
+    texts = check_repository(bundle / REPOSITORY, described.name)
+    with serving(bundle / REPOSITORY, rate_limited=bool(described.options.get("rate_limit"))) as server:
+        overrides = {name: "" if server.real_backend else without_gpu(text) for name, text in texts.items()}
+        for name in sorted(texts, key=lambda name: (name == served_name(described.name, WHOLE), name)):
+            server.load(name, overrides[name])  # an ensemble after its steps
         with ExitStack() as stack:
             try:
                 http, grpc = (stack.enter_context(closing(Model(bundle, url))) for url in (server.http, server.grpc))
             except (ValueError, RuntimeError) as error:
                 raise VerificationError(f"Triton serves another model: {error}", "build the bundle again") from error
-            runner = _Runner(http, grpc, golden, _info(server, http))
+            left_out = ["with KIND_CPU in place of KIND_GPU"] if any(overrides.values()) else []
+            if described.options.get("accelerator", "none") != "none":
+                left_out.append(f"without the accelerator {described.options['accelerator']}")
+            info = runtime_info(http.info["version"], server.real_backend, left_out)
             _check_traffic(server, grpc, described.name, golden)
-            yield runner
+            answered = check_steps(bundle, server.http) and check_steps(bundle, server.grpc)
+            if answered:
+                info = replace(info, details=(*info.details, ("ensemble", f"{answered} golden cases of its steps")))
+            yield _Runner(http, grpc, golden, info)
 
 
-def check_repository(repository: Path, name: str) -> None:
-    """Let nothing through that Triton would run as code: a bundle holds a configuration, models and their data.
+def check_repository(repository: Path, name: str) -> dict[str, str]:
+    """Let nothing through that Triton would run as code: a bundle holds configurations, models and their data.
 
     A server looks for the backend's library beside the model first, and a configuration can name code in many ways.
+
+    Returns:
+        The configurations' texts, by the names of their models: that of the bundle, and those of its ensemble.
 
     Raises:
         VerificationError: the repository has something else; the file is named.
     """
-    place = f"{REPOSITORY}/{name}"
+    allowed = {served_name(name, part) for part in (*PARTS, WHOLE)}
     for path in sorted(repository.rglob("*")):
         inner = path.relative_to(repository).parts
         code = path.suffix in (".so", ".py", ".pyc", ".gz", ".sh") or ".so." in path.name
-        strange = inner[0] != name or len(inner) > 3 or (len(inner) == 2 and path.is_file() and inner[1] != CONFIG)
+        strange = inner[0] not in allowed or len(inner) > 3
+        if len(inner) == 2 and path.is_file():
+            strange = strange or (inner[1] != CONFIG and not re.fullmatch(r"labels-\d+\.txt", inner[1]))
         if path.is_symlink() or code or strange:
             raise VerificationError(
                 f"{REPOSITORY}/{'/'.join(inner)} has no place in the bundle, and Triton might run it",
                 "fetch the bundle again from where it was built",
             )
-    file = repository / name / CONFIG
-    if not file.is_file():
-        raise VerificationError(f"{place}/{CONFIG} is missing", "build the bundle again")
-    told = safety_objection(file.read_text(encoding="utf-8", errors="replace"))
-    if told:
-        raise VerificationError(f"{place}/{CONFIG}: {told}", "build the bundle again")
+    texts = {}
+    for each in {name, *(path.name for path in repository.iterdir())}:
+        file, place = repository / each / CONFIG, f"{REPOSITORY}/{each}/{CONFIG}"
+        if not file.is_file():
+            raise VerificationError(f"{place} is missing", "build the bundle again")
+        texts[each] = file.read_text(encoding="utf-8", errors="replace")
+        told = safety_objection(texts[each])
+        if told:
+            raise VerificationError(f"{place}: {told}", "build the bundle again")
+    return texts
 
 
-def _info(server: Server, model: Model) -> RuntimeInfo:
-    return runtime_info(model.info["version"], server.real_backend)
-
-
-def runtime_info(version: str, real_backend: bool) -> RuntimeInfo:
-    """What ran a bundle, for the verdict: the server's version, and which backend it loaded models with."""
+def runtime_info(version: str, real_backend: bool, left_out: Sequence[str] = ()) -> RuntimeInfo:
+    """What ran a bundle, for the verdict: the server's version, which backend it loaded models with, and what of the
+    configuration a stand-in left out."""
     release = kit.pins()["release"]
     if real_backend:
-        return RuntimeInfo(f"Triton core {version} + onnxruntime backend", version, "CPU", "runtime")
+        name = f"Triton core {version} + onnxruntime backend"
+        return RuntimeInfo(name, version, "CPU", "runtime", details=(("made for release", release),))
     return RuntimeInfo(
         name=f"Triton core {version} + python-hosted onnxruntime",
         version=kit.pins()["onnxruntime"],
         device="CPU",
         level="emulated",
         reason=f"the server of release {release} loaded and served the repository, but ONNX Runtime ran the model in a "
-        f"python-hosted stand-in for the C++ onnxruntime backend",
+        f"python-hosted stand-in for the C++ onnxruntime backend" + "".join(f", {each}" for each in left_out),
         details=(("server", version), ("protocols", "HTTP and gRPC")),
     )
 
@@ -121,33 +146,12 @@ class _Runner:
         Raises:
             VerificationError: the server refused or failed, or the protocols disagree.
         """
-        over_http, over_grpc = _ask(self._http, feeds), _ask(self._grpc, feeds)
-        told = _difference(over_http, over_grpc, self._golden)
+        over_http: dict[str, Array] = ask(self._http, feeds)
+        over_grpc: dict[str, Array] = ask(self._grpc, feeds)
+        told = difference(over_http, over_grpc, self._golden)
         if told:
             raise VerificationError(f"HTTP and gRPC give different answers: {told}")
         return over_grpc
-
-
-def _ask(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    try:
-        outputs: dict[str, Array] = model.run(feeds)
-        return outputs
-    except (ValueError, RuntimeError) as error:
-        raise VerificationError(str(error)) from error
-
-
-def _difference(one: Mapping[str, Array], other: Mapping[str, Array], golden: parity.Golden) -> str:
-    """What differs, by the tolerances the bundle is judged by; outputs without elements differ in shape only."""
-    for name, array in one.items():
-        if name not in golden.excluded_names and array.shape != other[name].shape:
-            return f"output '{name}' has shape {list(array.shape)} and {list(other[name].shape)}"
-    full = [name for name, array in one.items() if array.size and name in golden.rules]
-    if not full:
-        return ""
-    result = parity.compare_case(
-        "", {name: one[name] for name in full}, {name: other[name] for name in full}, golden.rules
-    )
-    return "; ".join(result.reasons)[:500]
 
 
 def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golden) -> None:
@@ -157,20 +161,18 @@ def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golde
         VerificationError: an answer differs or fails, or a batching server merges nothing.
     """
     count = min(PARALLEL * _instances(server, name), MOST)
-    requests = _requests(golden, model.max_batch > 0, count)
-    alone = [_ask(model, feeds) for feeds in requests]
-    if model.max_batch > 1:
-        two = _ask(model, joined(requests[:2]))
-        for index in range(2):
-            row = {output: array[index : index + 1] for output, array in two.items()}
-            _agree(alone[index], row, golden, "a batch of 2")
+    requests = requests_of(golden, model.max_batch > 0, count)
+    sent = _counts(server, name)[0] + count + (2 if model.max_batch > 1 else 0)
+    alone = [ask(model, feeds) for feeds in requests]
+    in_twos(model, requests, alone, golden)
     for _ in range(ROUNDS if model.max_batch > 1 and count < MOST else 1):
-        before = _counts(server, name)
-        for one, answer in zip(alone, _in_parallel(model, requests), strict=True):
-            _agree(one, answer, golden, "parallel requests")
-        inferences, executions = (now - then for now, then in zip(_counts(server, name), before, strict=True))
-        if min(inferences, server.inferences_by_metrics(name)) < len(requests):
-            raise VerificationError(f"Triton counts {inferences} inferences for {len(requests)} requests")
+        before = _settled(server, name, sent)
+        for one, answer in zip(alone, in_parallel(lambda: nullcontext(model), requests), strict=True):
+            agree(one, answer, golden, "parallel requests")
+        sent += count
+        inferences, executions = (now - then for now, then in zip(_settled(server, name, sent), before, strict=True))
+        if min(inferences, server.inferences_by_metrics(name)) < count:
+            raise VerificationError(f"Triton counts {inferences} inferences for {count} requests")
         if executions < inferences:
             return
     if model.max_batch > 1:
@@ -179,44 +181,18 @@ def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golde
         )
 
 
-def _agree(alone: Mapping[str, Array], other: Mapping[str, Array], golden: parity.Golden, how: str) -> None:
-    told = _difference(alone, other, golden)
-    if told:
-        raise VerificationError(
-            f"Triton answers differently to {how} than to one request alone: {told}",
-            "the rows of a batch influence each other: build with max_batch = 0",
-        )
-
-
-def _requests(golden: parity.Golden, batching: bool, wanted: int) -> list[Mapping[str, Array]]:
-    """Requests of one shape, so that they may be merged: rows where the server batches, else whole cases."""
-    if not batching:
-        return [golden.cases[index % len(golden.cases)].inputs for index in range(wanted)]
-    first = golden.cases[0].inputs
-    shapes = {name: array.shape[1:] for name, array in first.items()}
-    rows: list[Mapping[str, Array]] = []
-    for case in golden.cases:
-        if {name: array.shape[1:] for name, array in case.inputs.items()} == shapes:
-            count = min(len(array) for array in case.inputs.values())
-            rows += [{name: array[i : i + 1] for name, array in case.inputs.items()} for i in range(count)]
-    return [rows[index % len(rows)] for index in range(wanted)]
-
-
-def _in_parallel(model: Model, requests: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-    start = Barrier(len(requests))
-
-    def one(feeds: Mapping[str, Array]) -> dict[str, Array]:
-        start.wait()
-        return _ask(model, feeds)
-
-    with ThreadPoolExecutor(len(requests)) as pool:
-        return list(pool.map(one, requests))
-
-
 def _instances(server: Server, name: str) -> int:
     """How many copies of the model run."""
     groups = server.get(f"/v2/models/{quote(name, safe='')}/config").get("instance_group")
     return sum(int(each.get("count", 1)) for each in groups) if isinstance(groups, list) and groups else 1
+
+
+def _settled(server: Server, name: str, wanted: int) -> tuple[int, int]:
+    """The counts when they have come up to ``wanted`` inferences: Triton counts a request after it has answered it."""
+    end = time.monotonic() + SETTLE_SECONDS
+    while (counts := _counts(server, name))[0] < wanted and time.monotonic() < end:
+        time.sleep(0.02)
+    return counts
 
 
 def _counts(server: Server, name: str) -> tuple[int, int]:

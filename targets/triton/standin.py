@@ -46,12 +46,20 @@ class TritonPythonModel:
         path = Path(args["model_repository"]) / args["model_version"] / file
         if not path.exists():
             raise pb.TritonModelException(f"unable to find '{path}' for model instance '{self._name}'")
-        self._session = session(str(path))
+        tuning = self._config.get("optimization", {})
+        self._check_accelerators(tuning.get("execution_accelerators", {}))
+        self._session = session(str(path), tuning.get("graph", {}).get("level", 0))
         self._inputs = {each.name: (each.type, dims(each.shape)) for each in self._session.get_inputs()}
         self._outputs = {each.name: (each.type, dims(each.shape)) for each in self._session.get_outputs()}
         self._check_inputs()
         self._check_outputs()
         self._wanted: list[str] = [each["name"] for each in self._config["output"]]
+
+    def _check_accelerators(self, chosen: dict[str, Any]) -> None:
+        """Those of a GPU are looked at for instances on one only, and there are none here."""
+        for each in chosen.get("cpu_execution_accelerator", []):
+            if each["name"] != "openvino":
+                raise pb.TritonModelException(f"unknown Execution Accelerator '{each['name']}' is requested")
 
     def _check_inputs(self) -> None:
         given, found = self._config["input"], self._inputs
@@ -165,8 +173,8 @@ class TritonPythonModel:
         return pb.InferenceResponse(output_tensors=tensors)
 
 
-def session(path: str) -> Any:  # noqa: ANN401 - of ONNX Runtime
-    """A session of ONNX Runtime, on CPU and quiet.
+def session(path: str, level: int) -> Any:  # noqa: ANN401 - of ONNX Runtime
+    """A session of ONNX Runtime, on CPU and quiet; ``level`` is a configuration's ``optimization.graph.level``.
 
     Raises:
         TritonModelException: it can't load the model.
@@ -177,6 +185,9 @@ def session(path: str) -> Any:  # noqa: ANN401 - of ONNX Runtime
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    levels = onnxruntime.GraphOptimizationLevel
+    chosen = {-1: levels.ORT_ENABLE_BASIC, 1: levels.ORT_ENABLE_EXTENDED, 2: levels.ORT_DISABLE_ALL}
+    options.graph_optimization_level = chosen.get(level, levels.ORT_ENABLE_ALL)
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:

@@ -1,18 +1,16 @@
-"""Finding a Chromium, and running it (or Node) on one page without leaving a process or a folder behind."""
+"""Finding a Chromium, and how to open one page in it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from packager.targets.web import supervise
+from packager.supervise import Running, running
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge", "msedge")
 PLACES = {
@@ -44,7 +42,6 @@ NO_GPU = ("--disable-gpu",)
 SOFTWARE_GPU = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 """WebGPU by SwiftShader, on any machine."""
 
-LOG_LINES = 8
 MAX_TEMP_BYTES = 104 - 46 - len("/packager-web-12345678")
 
 
@@ -71,46 +68,6 @@ def scratch() -> Path:
     """
     long = sys.platform != "win32" and len(os.fsencode(tempfile.gettempdir())) > MAX_TEMP_BYTES
     return Path(tempfile.mkdtemp(prefix="packager-web-", dir="/tmp" if long else None))  # noqa: S108 - see above
-
-
-@dataclass(frozen=True)
-class Running:
-    """A program under supervision."""
-
-    process: subprocess.Popen[bytes]
-
-    def stop(self) -> None:
-        """Have it killed, without waiting."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-
-    def ended(self) -> str | None:
-        """How it ended and what it said last, or ``None`` while it runs."""
-        status = self.process.poll()
-        if status is None:
-            return None
-        said = b"" if self.process.stdout is None else self.process.stdout.read()
-        lines = said.decode("utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]
-        return f"it ended with status {status}" + "".join(f"\n  | {line[:300]}" for line in lines)
-
-
-@contextlib.contextmanager
-def running(command: list[str], folder: Path) -> Iterator[Running]:
-    """Run a command until the block ends. ``folder`` holds its temporary files and is removed with it."""
-    options: dict[str, object] = (
-        {"creationflags": 0x200} if sys.platform == "win32" else {"start_new_session": True}
-    )  # CREATE_NEW_PROCESS_GROUP; in a session of its own the supervisor outlives the killing of ours, to clean up
-    process = subprocess.Popen(  # type: ignore[call-overload]
-        [sys.executable, "-I", "-S", supervise.__file__, str(folder), *command],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
-    )  # fmt: skip
-    made = Running(process)
-    try:
-        yield made
-    finally:
-        made.stop()
-        process.wait()
-        process.stdout.close()
 
 
 @contextlib.contextmanager

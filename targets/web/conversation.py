@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from packager.bundle import Bundle
 from packager.errors import ToolchainMissing, VerificationError
-from packager.targets.web.browser import CHOSEN, HOW, Running
+from packager.supervise import Running
+from packager.targets.web.browser import CHOSEN, HOW
 from packager.targets.web.server import Channel, Message
 
 GREETING_SECONDS = 120.0

@@ -18,8 +18,9 @@ from packager import parity
 from packager.bundle import Bundle, open_bundle
 from packager.errors import ToolchainMissing, VerificationError
 from packager.room import Runner, RuntimeInfo
+from packager.supervise import Running, running
 from packager.targets.web import node
-from packager.targets.web.browser import HOW, Running, browsing, find_browser, running, scratch
+from packager.targets.web.browser import HOW, browsing, find_browser, scratch
 from packager.targets.web.conversation import NODE, Page, ProgramGone, greeted, heard, text_of, time_limit, who
 from packager.targets.web.server import HARNESS, Channel, Site, serve
 from packager.targets.web.webgpu import ON_WEBGPU, has_webgpu, smoke_run
@@ -58,7 +59,8 @@ def run_bundle(folder: Path) -> Iterator[Runner]:
         else:
             gate = _gate(node_command, site.base(in_node), in_node, bundle, limit)
             started = [(channel, stack.enter_context(browsing(browser, site.page(channel)))) for channel in channels]
-        stack.callback(lambda: [program.stop() for _, program in started])  # all at once, before each is waited for
+        for _, program in started:
+            stack.callback(program.stop)  # all at once, before each is waited for
         pages = tuple(greeted(channel, program, limit) for channel, program in started)
         more = [("gate", gate)] if gate else []
         if has_webgpu(bundle):

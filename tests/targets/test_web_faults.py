@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from packager.targets.web.browser import browser_command, find_browser, running, scratch
+from packager.supervise import running
+from packager.targets.web.browser import browser_command, find_browser, scratch
 from packager.targets.web.server import ISOLATION, TYPES
 from tests.targets.test_web import needs_browser
 from tests.targets.test_web_loader import one_of_each

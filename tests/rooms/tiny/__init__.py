@@ -11,12 +11,13 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from packager.errors import BuildError, Refused
+from packager.errors import BuildError, Refused, UsageError
 from packager.host import Host
 from packager.room import Missing, Plan, PlanRequest, RoomOptions, Runner, RuntimeInfo, Stage, Step
 from packager.shapes import pin_shapes
@@ -35,6 +36,11 @@ class Options(RoomOptions):
     fault: Fault = Field("", description="what goes wrong")
     note: str = Field("", description="an option that only changes the plan")
     level: Literal["runtime", "proxy"] = Field("runtime", description="the level claimed")
+    extra: str | None = Field(None, description="a file that is put into the bundle")
+
+    def files(self) -> tuple[str, ...]:
+        """The extra one."""
+        return () if self.extra is None else (self.extra,)
 
 
 def missing(host: Host) -> list[Missing]:
@@ -61,6 +67,7 @@ def plan(request: PlanRequest) -> Plan:
         signature=pin_shapes(request.model.signature, request.shapes),
         steps=(Step("Copying the model", (("note", options.note),)),),
         options=options.model_dump_json(),
+        files=tuple((file.name, file.sha256) for file in request.files),
     )
 
 
@@ -69,6 +76,8 @@ def build(plan: Plan, stage: Stage) -> None:
     options = Options.model_validate_json(plan.options)
     shutil.copyfile(stage.model, stage.folder / "model.onnx")
     (stage.folder / "options.json").write_text(plan.options)
+    for name, path in stage.files.items():
+        shutil.copyfile(path, stage.folder / Path(name).name)
     if options.fault == "raise":
         raise BuildError("node Relu 'act' can't be converted", "use another node")
     if options.fault == "unexpected":
@@ -89,6 +98,16 @@ def build(plan: Plan, stage: Stage) -> None:
 def runner(bundle: Path) -> Iterator[Runner]:
     """ONNX Runtime on the copied model."""
     yield _Runner(bundle, Options.model_validate_json((bundle / "options.json").read_text()))
+
+
+@contextmanager
+def remote(bundle: Path, endpoint: str) -> Iterator[Runner]:
+    """The same, said to be somewhere else."""
+    if not endpoint.startswith("tiny://"):
+        raise UsageError(f"'{endpoint}' is no tiny service", "write tiny://NAME")
+    with runner(bundle) as made:
+        made.info = replace(made.info, device=endpoint)
+        yield made
 
 
 class _Runner:
