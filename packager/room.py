@@ -82,6 +82,10 @@ class Dialect(BaseModel):
         {}, description="by precision: the operator set of ai.onnx its passes need; older models are raised to it"
     )
     ladder: list[str] = Field([], description="precisions that `auto` tries, the smallest bundle first")
+    own: dict[str, str] = Field(
+        {},
+        description="passes of the room's own, before those of the precision: `<kind>/<name>` to `module:class` in it",
+    )
 
 
 class TimeLimits(BaseModel):
