@@ -18,6 +18,7 @@ from packager.room import kinds
 from packager.transform import Pass
 
 PASSES: Mapping[str, str] = {
+    "annotate": "packager.transform_shapes:Annotate",
     "bf16": "packager.transform_float16:BFloat16",
     "clean": "packager.transform_cleaning:Clean",
     "drop-unused-imports": "packager.transform_versions:DropUnusedImports",

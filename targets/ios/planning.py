@@ -138,7 +138,7 @@ def _notes(request: PlanRequest, signature: Signature, coverage: Coverage, optio
         more = f"; and {len(left) - SHOWN} more kinds" if len(left) > SHOWN else ""
         found.append(f"left to the CPU: {'; '.join(left[:SHOWN])}{more}")
     free = _free(signature, request.goldens)
-    if free:
+    if free and coverage.pinned > coverage.taken:
         sizes = ", ".join(f"{_key(name)} = {size}" for name, size in free)
         found.append(
             f"with fixed shapes Core ML would take {coverage.pinned} nodes instead of {coverage.taken}; "

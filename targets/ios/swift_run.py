@@ -102,7 +102,11 @@ class SwiftModel:
             stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         self._count = 0
-        self.version = self._answer()
+        try:
+            self._answer()
+        except VerificationError:
+            self.close()
+            raise
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once.

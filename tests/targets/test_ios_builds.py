@@ -253,6 +253,8 @@ def test_half_precision_stays_half_in_both_models(tmp_path: Path):
     assert result.status == "passed", result.message
     dtypes = {array.dtype.name for array in read_program(folder / PACKAGE).constants.values()}
     assert "float16" in dtypes
+    after = json.loads((folder / "coverage.json").read_text())["after"]
+    assert after["taken"] == after["nodes"] and after["partitions"] == 1
     runtime = verdict_of(folder)["runtime"]
     assert isinstance(runtime, dict) and "carried out" in runtime["core_ml_package"]
 
