@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from packager.goldens import Array
-from packager.targets.ios.mil_program import Operation, Program
+from packager.targets.ios.mil_program import MalformedProgram, Operation, Program
 
 if TYPE_CHECKING:
     import onnx
@@ -22,7 +22,7 @@ IR_VERSION = 9
 
 
 class Untranslated(Exception):
-    """An operation, or a setting of it, has no translation; the text names it."""
+    """The program can't be carried out here; the text says which operation, setting or value it is about."""
 
 
 class Call:
@@ -51,7 +51,7 @@ class Call:
             Untranslated: it isn't given.
         """
         if not self.has(key):
-            raise Untranslated(f"{self.operation.type} without {key}")
+            raise Untranslated(f"operation {self.operation.type} has no {key}")
         return [self._model.value(name) for name in self.operation.arguments[key]]
 
     def constant(self, key: str, default: object = None) -> Array:
@@ -62,11 +62,11 @@ class Call:
         """
         if not self.has(key):
             if default is None:
-                raise Untranslated(f"{self.operation.type} without {key}")
+                raise Untranslated(f"operation {self.operation.type} has no {key}")
             return np.asarray(default)
         (name,) = self.operation.arguments[key]
         if name not in self._model.program.constants:
-            raise Untranslated(f"{self.operation.type} whose {key} is computed")
+            raise Untranslated(f"operation {self.operation.type} has a {key} that is computed")
         found: Array = self._model.program.constants[name]
         return found
 
@@ -183,7 +183,7 @@ class Translation:
         """
         rule = rules.get(operation.type)
         if rule is None:
-            raise Untranslated(f"operation {operation.type}")
+            raise Untranslated(f"operation {operation.type} has no translation")
         rule(Call(self, operation))
         self._known |= {each.name: each for each in operation.outputs}
 
@@ -192,8 +192,8 @@ class Translation:
         from onnx import helper
 
         inputs = [helper.make_tensor_value_info(e.name, self.code(e.dtype), e.dims) for e in self.program.inputs]
-        made = [self._known[each.name] for each in self.program.outputs]
-        outputs = [helper.make_tensor_value_info(each.name, self.code(each.dtype), each.dims) for each in made]
+        names = [self.value(each.name) for each in self.program.outputs]
+        outputs = [helper.make_tensor_value_info(name, self.code(self.dtype(name)), self.dims(name)) for name in names]
         graph = helper.make_graph(self._nodes, "program", inputs, outputs, list(self._constants.values()))
         proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
         proto.ir_version = IR_VERSION
@@ -205,10 +205,17 @@ def translate(program: Program) -> onnx.ModelProto:
 
     Raises:
         Untranslated: an operation has no translation.
+        MalformedProgram: it uses what it doesn't make, or an argument makes no sense.
     """
     from packager.targets.ios.mil_rules import RULES
 
     translation = Translation(program)
-    for operation in program.operations:
-        translation.add(operation, RULES)
-    return translation.model()
+    place = "the outputs"
+    try:
+        for operation in program.operations:
+            place = f"operation {operation.type}"
+            translation.add(operation, RULES)
+        place = "the outputs"
+        return translation.model()
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise MalformedProgram(f"{place}: {error!r}") from error

@@ -70,7 +70,7 @@ def _prelu(call: Call) -> None:
 def _gelu(call: Call) -> None:
     mode = call.text("mode", "EXACT")
     if mode == "SIGMOID_APPROXIMATION":
-        raise Untranslated("gelu of mode SIGMOID_APPROXIMATION")
+        raise Untranslated("operation gelu of mode SIGMOID_APPROXIMATION has no translation")
     call.give("Gelu", [call.name("x")], approximate="none" if mode == "EXACT" else "tanh")
 
 
@@ -81,7 +81,7 @@ def _softmax(call: Call) -> None:
 def _cast(call: Call) -> None:
     dtype = {"fp32": "float32", "fp16": "float16"}.get(call.text("dtype", ""), call.text("dtype", ""))
     if dtype not in ("float32", "float16", "int32", "bool", "int8", "uint8", "int16", "uint16"):
-        raise Untranslated(f"cast to {dtype}")
+        raise Untranslated(f"operation cast to {dtype} has no translation")
     call.give_as(dtype, call.name("x"))
 
 
@@ -93,7 +93,7 @@ def _padding(call: Call, spatial: int) -> dict[str, object]:
         return {"pads": [*pads[0::2], *pads[1::2]]}
     known = {"valid": "VALID", "same": "SAME_UPPER", "same_lower": "SAME_LOWER"}
     if kind not in known:
-        raise Untranslated(f"{call.operation.type} of pad_type {kind}")
+        raise Untranslated(f"operation {call.operation.type} of pad_type {kind} has no translation")
     return {"auto_pad": known[kind]}
 
 
@@ -114,7 +114,7 @@ def _conv_transpose(call: Call) -> None:
     strides, dilations = call.integers("strides", ones), call.integers("dilations", ones)
     padding = _padding(call, spatial)
     if padding.get("auto_pad") not in (None, "VALID"):
-        raise Untranslated("conv_transpose of pad_type same")
+        raise Untranslated("operation conv_transpose of pad_type same has no translation")
     pads = padding.get("pads") or [0] * (2 * spatial)
     assert isinstance(pads, list)  # noqa: S101 - for the type checker
     kernel, wanted = call.dims("weight")[2:], call.operation.outputs[0].dims[2:]
@@ -123,7 +123,7 @@ def _conv_transpose(call: Call) -> None:
         for at, size in enumerate(call.dims("x")[2:])
     ]
     if any(each < 0 for each in extra):
-        raise Untranslated("conv_transpose of that output_shape")
+        raise Untranslated("operation conv_transpose of that output_shape has no translation")
     inputs = [call.name("x"), call.name("weight"), *([call.name("bias")] if call.has("bias") else [])]
     call.give(
         "ConvTranspose", inputs, strides=strides, dilations=dilations, group=call.integer("groups", 1), pads=pads,
@@ -194,7 +194,7 @@ def _layer_norm(call: Call) -> None:
     dims, dtype = call.dims("x"), call.dtype("x")
     axes = sorted(axis % len(dims) for axis in call.integers("axes", list(range(len(dims)))))
     if axes != list(range(axes[0], len(dims))):
-        raise Untranslated("layer_norm over axes that aren't the last ones")
+        raise Untranslated("operation layer_norm over axes that aren't the last ones has no translation")
     sizes = dims[axes[0] :]
     total = 1
     for size in sizes:
@@ -217,7 +217,7 @@ def _transpose(call: Call) -> None:
 
 def _concat(call: Call) -> None:
     if call.flag("interleave"):
-        raise Untranslated("concat that interleaves")
+        raise Untranslated("operation concat that interleaves has no translation")
     call.give("Concat", call.names("values"), axis=call.integer("axis"))
 
 
@@ -263,7 +263,7 @@ def _slice(call: Call) -> None:
 def _gather(op_type: str) -> Rule:
     def rule(call: Call) -> None:
         if call.integer("batch_dims", 0):
-            raise Untranslated(f"{call.operation.type} with batch_dims")
+            raise Untranslated(f"operation {call.operation.type} with batch_dims has no translation")
         indices = call.step("Cast", [call.name("indices")], to=7)
         call.give(op_type, [call.name("x"), indices], axis=call.integer("axis", 0))
 
@@ -287,7 +287,7 @@ def _pad(call: Call) -> None:
     modes = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
     mode = call.text("mode", "constant")
     if mode not in modes:
-        raise Untranslated(f"pad of mode {mode}")
+        raise Untranslated(f"operation pad of mode {mode} has no translation")
     inputs = [call.name("x"), call.literal([*before, *after], "int64")]
     if mode == "constant":
         inputs.append(call.literal(call.number("constant_val", 0.0), call.dtype("x")))

@@ -196,6 +196,22 @@ def test_an_operation_without_a_translation_makes_it_structural(fitted: tuple[Ta
     assert told.startswith("structural") and "conv_of_tomorrow" in told
 
 
+def test_numbers_that_core_ml_can_not_take_make_it_structural(tmp_path: Path):
+    table = numpy_helper.from_array(np.arange(12, dtype=np.float32).reshape(6, 2), "t")
+    nodes = [
+        helper.make_node("Mod", ["ids", "six"], ["place"], name="place"),
+        helper.make_node("Gather", ["t", "place"], ["y"], name="look"),
+    ]
+    constants = [table, numpy_helper.from_array(np.array(6, np.int64), "six")]
+    path = save(model(nodes, [value("ids", INT64, [2])], [value("y", FLOAT, [2, 2])], constants), tmp_path / "m.onnx")
+    np.savez(tmp_path / "g.npz", ids=np.array([7, 2**40 + 1], np.int64))
+    result = built(path, tmp_path / "dist", golden='[golden]\npath = "g.npz"\n')
+    assert result.status == "passed", result.message
+    runtime = verdict_of(folder_of(result, tmp_path / "dist"))["runtime"]
+    assert isinstance(runtime, dict)
+    assert runtime["core_ml_package"].startswith("structural") and "beyond 32 bits" in runtime["core_ml_package"]
+
+
 def test_a_cut_weight_file_is_caught(fitted: tuple[TargetResult, Path], tmp_path: Path):
     copy = sealed_again(fitted[1], tmp_path / "copy")
     weights = copy / PACKAGE / WEIGHTS

@@ -180,8 +180,21 @@ def test_a_setting_without_a_translation_is_named():
     with pytest.raises(Untranslated, match="operation of_tomorrow"):
         translate(one_operation("of_tomorrow", {}, (1,), (1,)))
     call = Call(Translation(program), program.operations[0])
-    with pytest.raises(Untranslated, match="gelu without axes"):
+    with pytest.raises(Untranslated, match="operation gelu has no axes"):
         call.constant("axes")
+
+
+def test_a_program_that_uses_what_it_does_not_make_is_malformed():
+    program = one_operation("relu", {}, (1, 3), (1, 3))
+    lost = Operation("relu", {"x": ("nobody",)}, program.operations[0].outputs)
+    for broken in (
+        Program(program.inputs, program.outputs, (), {}),
+        Program(program.inputs, program.outputs, (Operation("softmax", {"x": ("x",), "axis": ("x", "x")}, (
+            program.operations[0].outputs)),), {}),
+        Program(program.inputs, program.outputs, (Operation("clip", lost.arguments, lost.outputs),), {}),
+    ):  # fmt: skip
+        with pytest.raises(MalformedProgram):
+            translate(broken)
 
 
 def test_every_rule_is_an_operation_of_core_ml():
