@@ -216,10 +216,11 @@ def mirrored(swift: toolchain.Toolchain, work: Path) -> bool:
 
 
 def swift_test(swift: toolchain.Toolchain, work: Path):
-    """Its own home: the stand-in's repository must not be remembered from another run."""
+    """With memories of its own: SwiftPM holds a tag to the revision that it saw of it once."""
     inside = swift.inside(work)
     return swift.run(
-        work, "env", f"HOME={inside}/home", f"PACKAGER_VERDICT={inside}/verdict.json", "swift", "test",
+        work, "env", f"PACKAGER_VERDICT={inside}/verdict.json", "swift", "test",
+        "--cache-path", f"{inside}/home/cache", "--security-path", f"{inside}/home/security",
         "--package-path", f"{inside}/bundle", *swift_run.linking(swift, work), seconds=1200,
     )  # fmt: skip
 
