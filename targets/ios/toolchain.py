@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +20,9 @@ HEADER = "usr/include/onnxruntime/onnxruntime_c_api.h"
 HOW = "make swift-toolchain"
 INSIDE = "/mnt/work"
 ENTER = (
-    'set -e; mount --bind "$2" "$1/mnt/work"; mount -t proc proc "$1/proc"; mount --rbind /dev "$1/dev"; root="$1"; '
-    'shift 2; exec chroot "$root" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root ORT_DISABLE_TELEMETRY=1 "$@"'
+    'set -e; mkdir -p "$1/mnt/work"; mount --bind "$2" "$1/mnt/work"; mount -t proc proc "$1/proc"; '
+    'mount --rbind /dev "$1/dev"; root="$1"; shift 2; '
+    'exec chroot "$root" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root ORT_DISABLE_TELEMETRY=1 "$@"'
 )
 """Shell: arguments are the root, the folder that is worked in, and the command with its arguments."""
 
@@ -66,8 +68,15 @@ def find_toolchain() -> Toolchain | None:
     if named == "":
         return None
     root = Path(named) if named else default_root()
-    if (root / "usr/libexec/swift/bin/swift").exists() and (root / HEADER).exists() and shutil.which("unshare"):
+    there = (root / "usr/libexec/swift/bin/swift").exists() and (root / HEADER).exists()
+    if there and shutil.which("unshare") and _enters(Toolchain(root)):
         return Toolchain(root)
     if named is None and shutil.which("swift") and (Path("/") / HEADER).exists():
         return Toolchain(None)
     return None
+
+
+def _enters(toolchain: Toolchain) -> bool:
+    """Whether the root can be entered: a container may forbid namespaces and mounts."""
+    with tempfile.TemporaryDirectory(prefix="packager-ios-") as name:
+        return toolchain.run(Path(name), "true").returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from packager.golden_synth import synthesise
 from packager.graph import ValueType
 from packager.model import open_model
 from packager.room import Plan, PlanRequest, kind_named
+from packager.targets.ios import toolchain
 from packager.targets.ios.coverage import MAX_SIZE, Coverage, coverage_of, types_of
 from packager.targets.ios.mlpackage import deployment
 from packager.targets.ios.names import KEYWORDS, alike, identifiers, module_name
@@ -228,6 +230,34 @@ def test_deployment_targets(given: str, kept: str):
 def test_deployment_targets_that_make_no_sense(given: str):
     with pytest.raises(ValueError, match=r"15\.1"):
         Options(deployment_target=given)
+
+
+def swift_root(folder: Path) -> Path:
+    """What looks like a Debian root with Swift in it."""
+    for path in ("usr/libexec/swift/bin/swift", toolchain.HEADER):
+        (folder / path).parent.mkdir(parents=True)
+        (folder / path).write_text("")
+    return folder
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not required: Swift is run on Linux only")
+def test_a_toolchain_is_one_that_can_be_entered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A root that isn't there, is forbidden to enter, or is switched off is none: the model file is run instead."""
+    root = swift_root(tmp_path / "root")
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: f"/usr/bin/{name}")
+    entered: list[bool] = [True, False]
+    monkeypatch.setattr(toolchain, "_enters", lambda found: entered.pop(0))
+    monkeypatch.setenv("PACKAGER_SWIFT", str(root))
+    assert toolchain.find_toolchain() == toolchain.Toolchain(root)
+    assert toolchain.find_toolchain() is None
+    monkeypatch.setenv("PACKAGER_SWIFT", str(tmp_path / "absent"))
+    assert toolchain.find_toolchain() is None
+    monkeypatch.setenv("PACKAGER_SWIFT", "")
+    assert toolchain.find_toolchain() is None and entered == []
+
+
+def test_a_root_without_a_system_in_it_can_not_be_entered(tmp_path: Path):
+    assert toolchain._enters(toolchain.Toolchain(swift_root(tmp_path / "root"))) is False
 
 
 SYMBOLS = {
