@@ -116,7 +116,7 @@ def _write_package(kind: Kind, plan: Plan, folder: Path, digest: str, *, package
     for part, names, place in (
         ("library", LIBRARY, sources),
         ("library", ("PrivacyInfo.xcprivacy",), sources / "Resources"),
-        ("tests", TESTS, tests),
+        ("selfcheck", TESTS, tests),
     ):
         for name in names:
             write_text(place / name, (kind.templates / part / name).read_text(encoding="utf-8"))

@@ -220,7 +220,7 @@ def swift_test(swift: toolchain.Toolchain, work: Path):
     inside = swift.inside(work)
     return swift.run(
         work, "env", f"PACKAGER_VERDICT={inside}/verdict.json", "swift", "test",
-        "--cache-path", f"{inside}/home/cache", "--security-path", f"{inside}/home/security",
+        "--cache-path", f"{inside}/cache", "--security-path", f"{inside}/security",
         "--package-path", f"{inside}/bundle", *swift_run.linking(swift, work), seconds=1200,
     )  # fmt: skip
 
