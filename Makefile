@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 # Node and npm come from a wheel where the machine has none.
-EXTRAS := openvino,web,triton,dev$(if $(shell command -v npm),,$(shell printf ,)node)
+EXTRAS := openvino,web,triton,ios,dev$(if $(shell command -v npm),,$(shell printf ,)node)
 # ONNX Runtime's wheels report usage unless told not to before they are loaded; packager tells its children itself.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup browser demo test check bench memory corpus clean format
+.PHONY: setup browser swift-toolchain demo test check bench memory corpus clean format
 
 # Where a runtime can't be had, its own words say why and what to do; the tests that need it skip, and fail in CI.
 setup: $(STAMP)
@@ -24,6 +24,11 @@ $(STAMP): pyproject.toml
 # The web target is verified in a real browser: as root on Debian one is installed, elsewhere this says how to get it.
 browser:
 	@sh tests/targets/get_browser.sh
+
+# The Swift package of the ios target is compiled and run where there is a Swift toolchain: as root on Debian this gets
+# one (3 GB under the user's cache folder, some minutes). Without it the model file itself is run.
+swift-toolchain:
+	@sh tests/targets/get_swift.sh
 
 demo: setup browser
 	$(BIN)/python examples/fetch.py examples/orientation

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from packager import child, golden_store, parity
 from packager.cache import Cache, Ingredients
-from packager.errors import InternalError, Refused, VerificationError
+from packager.errors import GoldenError, InternalError, Refused, VerificationError
 from packager.files import clone_tree, to_json
 from packager.goldens import GoldenCase, GoldenSet
 from packager.limits import ONNX
@@ -107,6 +107,7 @@ def passes_for(
     minimum = dialect.minimum_opset.get(precision, 0)
     if model.opset < minimum:
         chosen.append(load_pass({"name": "set-versions", "opsets": [["", minimum]], "ir": None}))
+    chosen += [load_pass({"name": name}) for name in dialect.own]
     for settings in dialect.precisions.get(precision, ()):
         try:
             chosen.append(_as_asked(load_pass(settings), asked, precision))
@@ -153,7 +154,7 @@ def transform(job: TransformJob) -> Transformed:
     from packager.transforming import apply
 
     golden = parity.read_golden(job.goldens)
-    goldens = golden_store.read(job.goldens)
+    goldens = _fitting(job, golden_store.read(job.goldens))
     with tempfile.TemporaryDirectory(prefix="packager-transform-") as name:
         context = Context(job.source, Path(name), goldens, golden.rules)
         applied = apply(job.passes, context, job.out / MODEL)
@@ -163,7 +164,6 @@ def transform(job: TransformJob) -> Transformed:
     answered = [
         GoldenCase(case.name, case.inputs, session.run(case.inputs, wanted, case.name), case.source, "transformed")
         for case in goldens.cases
-        if model.signature.takes(case.inputs)
     ]
     expected = {case.name: case.outputs for case in goldens.cases}
     rules = {name: golden.rules[name] for name in wanted}
@@ -177,6 +177,24 @@ def transform(job: TransformJob) -> Transformed:
     failed = next((case for case, result in zip(answered, results, strict=True) if not result.passed), None)
     culprits = () if failed is None else _culprits(job.source, job.out / MODEL, failed)
     return Transformed(applied.passes, applied.notes, applied.bytes, distance(overall), overall.reasons, culprits)
+
+
+def _fitting(job: TransformJob, goldens: GoldenSet) -> GoldenSet:
+    """The cases that the model will still take: those of other sizes than it is pinned to go.
+
+    Raises:
+        GoldenError: none is left.
+    """
+    signature = open_model(job.source).signature
+    for each in job.passes:
+        signature = each.signature(signature)
+    fitting = tuple(case for case in goldens.cases if signature.takes(case.inputs))
+    if not fitting:
+        raise GoldenError(
+            "no golden case has the sizes that `shapes` pins",
+            "give golden cases of those sizes, or leave [golden] path out to have some synthesised",
+        )
+    return GoldenSet(fitting)
 
 
 def _culprits(before: Path, after: Path, case: GoldenCase) -> tuple[str, ...]:

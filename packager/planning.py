@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packager import golden_store
-from packager.cache import Ingredients
+from packager.cache import Ingredients, tree_digest
 from packager.dialect import Dialected, TransformJob, in_dialect, passes_for, passes_text, steps_of
 from packager.errors import UsageError
 from packager.files import storage_errors
@@ -73,7 +73,7 @@ def open_source(run: Run, target: Target) -> Source:
             excluded=dict(reference.reference.excluded),
         )
     job = TransformJob(run.model.path, passes, goldens, work / "dialect")
-    made = in_dialect(job, _ingredients(run, passes, ready, judged), run.cache)
+    made = in_dialect(job, _ingredients(run, kind, passes, ready, judged), run.cache)
     return Source(kind, made.model, reference.goldens, ready, work, passes, made)
 
 
@@ -162,13 +162,14 @@ def versions(*distributions: str) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in distributions}
 
 
-def _ingredients(run: Run, passes: tuple[AnyPass, ...], ready: Ready, judged: Judging) -> Ingredients:
+def _ingredients(run: Run, kind: Kind, passes: tuple[AnyPass, ...], ready: Ready, judged: Judging) -> Ingredients:
     host = this_host()
     return {
         "what": "transformed model",
         "packager code": run.code,
         "model": run.model.digest,
         "passes": passes_text(passes),
+        "room": tree_digest(kind.folder) if kind.facts.dialect.own else "",
         "reference": json.dumps(dict(ready.ingredients), sort_keys=True),
         "tolerance": repr(sorted(judged.rules.items())),
         "tools": json.dumps(versions("numpy", "onnx", "onnx-ir", "onnxruntime"), sort_keys=True),

@@ -53,8 +53,9 @@ def _environment(name: str, templates: Path | None) -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        c_string=c_string, py_string=py_string, js_literal=js_literal, md=markdown, md_code=markdown_code
-    )
+        c_string=c_string, py_string=py_string, js_literal=js_literal, md=markdown, md_code=markdown_code,
+        swift_string=swift_string, swift_comment=swift_comment,
+    )  # fmt: skip
     return environment
 
 
@@ -93,6 +94,26 @@ def js_literal(value: object) -> str:
     if '"__proto__":' in text:
         raise ValueError("a JavaScript object can't have '__proto__' as a key")
     return re.sub(r"[<>&`]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def swift_string(text: str) -> str:
+    """A Swift string literal, quotes included, ASCII only: nothing of the text can end it or be interpolated.
+
+    Raises:
+        ValueError: the text holds half of a surrogate pair, which no Swift string can.
+    """
+    out = []
+    for char in text:
+        code = ord(char)
+        if 0xD800 <= code <= 0xDFFF:
+            raise ValueError(f"{text!a} holds half of a surrogate pair, which no Swift string can")
+        out.append(f"\\{char}" if char in '"\\' else char if 32 <= code < 127 else f"\\u{{{code:X}}}")
+    return '"' + "".join(out) + '"'
+
+
+def swift_comment(text: str) -> str:
+    """Text for inside a one-line comment of Swift: no line end, no control character, no backtick."""
+    return printable(text).replace("`", "\N{MODIFIER LETTER GRAVE ACCENT}")
 
 
 def _has_surrogates(text: str) -> bool:

@@ -89,6 +89,10 @@ class Dialect(BaseModel):
     )
     maximum_opset: dict[str, int] = Field({}, description="by precision: highest ai.onnx, where lower than [limits]")
     ladder: list[str] = Field([], description="precisions that `auto` tries, the smallest bundle first")
+    own: dict[str, str] = Field(
+        {},
+        description="passes of the room's own, before those of the precision: `<kind>/<name>` to `module:class` in it",
+    )
 
 
 class TimeLimits(BaseModel):

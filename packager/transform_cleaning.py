@@ -161,11 +161,20 @@ class _Hash:
 
 
 def _merge(graph: ir.Graph) -> int:
-    """Let initializers of equal dtype, shape and bytes share one; only those alike in size are read."""
+    """Let initializers of equal dtype, shape and bytes share one; only those alike in size are read.
+
+    8-bit integers stay apart: where ONNX Runtime makes signed weights unsigned (``session.x64quantprecision``), it
+    replaces the zero point of each use, and fails at the second of a shared one.
+    """
+    import onnx_ir as ir
+
+    quantised = (ir.DataType.INT8, ir.DataType.UINT8)
     alike: dict[object, list[ir.Value]] = defaultdict(list)
     for value in graph.initializers.values():
         tensor = value.const_value
-        if tensor is not None and not value.is_graph_output() and not value.is_graph_input():
+        if tensor is None or tensor.dtype in quantised:
+            continue
+        if not value.is_graph_output() and not value.is_graph_input():
             alike[tensor.dtype, tuple(tensor.shape)].append(value)
     count = 0
     for values in alike.values():

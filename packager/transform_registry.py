@@ -1,6 +1,7 @@
 """The passes there are, by name, so that a tuple of them travels as JSON between processes and into cache keys.
 
-A pass registers by one line in :data:`PASSES`. Its JSON is its settings and its ``name``, which tells them apart.
+A pass registers by one line in :data:`PASSES`. Its JSON is its settings and its ``name``, which tells them apart. A
+room may bring passes of its own: they are named ``<kind>/<name>``, and its ``target.toml`` says where they are.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Annotated, Any, cast
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from packager.errors import InternalError
+from packager.room import kinds
 from packager.transform import Pass
 
 PASSES: Mapping[str, str] = {
+    "annotate": "packager.transform_shapes:Annotate",
     "bf16": "packager.transform_float16:BFloat16",
     "clean": "packager.transform_cleaning:Clean",
     "drop-unused-imports": "packager.transform_versions:DropUnusedImports",
@@ -34,11 +37,22 @@ PASSES: Mapping[str, str] = {
 """Name of a pass to ``module:class``."""
 
 
+def _place(name: str) -> str | None:
+    """``module:class`` of a pass; ``None`` where there is none of that name."""
+    kind, _, own = name.partition("/")
+    if not own:
+        return PASSES.get(name)
+    found = kinds().get(kind)
+    place = None if found is None else found.facts.dialect.own.get(name)
+    return None if found is None or place is None else f"{found.module}.{place}"
+
+
 @cache
 def _adapter(name: str) -> TypeAdapter[Any]:
-    if name not in PASSES:
+    place = _place(name)
+    if place is None:
         raise InternalError(f"no pass is named '{name}'; there are: {', '.join(PASSES)}")
-    module, _, cls = PASSES[name].partition(":")
+    module, _, cls = place.partition(":")
     return TypeAdapter(getattr(importlib.import_module(module), cls))
 
 
@@ -49,9 +63,9 @@ def dump_pass(made: Pass) -> dict[str, Any]:
         InternalError: its class isn't registered under its name.
     """
     adapter = _adapter(made.name)
-    module, _, cls = PASSES[made.name].partition(":")
-    if (type(made).__module__, type(made).__qualname__) != (module, cls):
-        raise InternalError(f"pass '{made.name}' is {PASSES[made.name]}, not {type(made).__module__}:{type(made)}")
+    place = f"{type(made).__module__}:{type(made).__qualname__}"
+    if place != _place(made.name):
+        raise InternalError(f"pass '{made.name}' is {_place(made.name)}, not {place}")
     return {"name": made.name, **adapter.dump_python(made, mode="json")}
 
 
@@ -61,13 +75,14 @@ def load_pass(value: object) -> Pass:
     Raises:
         ValueError: it isn't the JSON of a registered pass (pydantic reports it with its place).
     """
-    if getattr(value, "name", None) in PASSES:
+    name = getattr(value, "name", None)
+    if isinstance(name, str) and _place(name) is not None:
         return cast(Pass, value)
     if not isinstance(value, dict):
         raise ValueError("a pass is an object with a 'name'")
     settings = dict(value)
     name = settings.pop("name", None)
-    if name not in PASSES:
+    if not isinstance(name, str) or _place(name) is None:
         raise ValueError(f"no pass is named {name!r}")
     made: Pass = _adapter(name).validate_python(settings)
     return made

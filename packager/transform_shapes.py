@@ -139,3 +139,26 @@ class Fold:
                 break
             found = infer(model)
         annotate(model, found)
+
+
+@dataclass(frozen=True)
+class Annotate:
+    """Write the types and shapes that follow from inputs and constants into the file, for plans that look at them.
+
+    Before: nothing. After: the signature and everything computed are the same.
+    """
+
+    name: Literal["annotate"] = "annotate"
+
+    def step(self) -> Step:
+        """The line of the plan."""
+        return Step("Annotating shapes")
+
+    def signature(self, before: Signature) -> Signature:
+        """Unchanged."""
+        return before
+
+    def run(self, model: ir.Model, context: Context) -> Outcome:
+        """Infer and write."""
+        annotate(model, infer(model))
+        return Outcome(model)

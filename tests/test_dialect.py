@@ -10,13 +10,16 @@ import pytest
 from onnx import helper, numpy_helper
 
 import packager
+from packager import dialect, transform_registry
 from packager.dialect import passes_for, passes_text, steps_of
-from packager.errors import InternalError, Refused
+from packager.errors import GoldenError, InternalError, Refused
+from packager.goldens import GoldenCase, GoldenSet
 from packager.model import open_model
 from packager.precisions import Conversion
 from packager.report import table
 from packager.results import Report, TargetResult
 from packager.room import Dialect, Kind, kind_named
+from packager.transform_registry import load_pass
 from tests import builders
 
 
@@ -197,3 +200,63 @@ def test_what_can_not_be_kept_is_refused_and_calibration_is_a_setting(tiny: str,
         passes_for(kind, model, "fp16", (), Conversion(keep=("mul",)))
     made = passes_for(kind_named(tiny), model, "int8-static", (), Conversion(calibration="percentile"))
     assert dict(made[-1].step().settings)["range"] == "percentile"
+
+
+OWN = '''
+from dataclasses import dataclass
+from typing import Literal
+
+from packager.room import Step
+from packager.transform import Outcome
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Names the producer."""
+
+    text: str = "marked"
+    name: Literal["tiny/mark"] = "tiny/mark"
+
+    def step(self):
+        return Step("Marking", (("text", self.text),))
+
+    def signature(self, before):
+        return before
+
+    def run(self, model, context):
+        model.producer_name = self.text
+        return Outcome(model, ("marked",))
+'''
+
+
+def test_a_room_may_bring_a_pass_of_its_own(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It runs before the precision's passes and travels as JSON, by its name; the room says where it is."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/marking.py").write_text(OWN)
+    kind = kind_with(tiny, own={"tiny/mark": "marking:Mark"}, precisions={"fp32": [{"name": "fold"}]})
+    kind = Kind(kind.name, kind.facts, kind.folder, "elsewhere", kind.templates)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(transform_registry, "kinds", lambda: {tiny: kind})
+    chosen = passes_for(kind, open_model(dense(tmp_path / "m.onnx")), "fp32", ())
+    assert [each.name for each in chosen] == ["tiny/mark", "fold"]
+    assert json.loads(passes_text(chosen))[0] == {"name": "tiny/mark", "text": "marked"}
+    assert [load_pass(each) for each in json.loads(passes_text(chosen))] == list(chosen)
+    with pytest.raises(ValueError, match="no pass is named 'tiny/other'"):
+        load_pass({"name": "tiny/other"})
+
+
+def test_golden_cases_of_other_sizes_than_the_pinned_ones_stay_out_of_it(tiny: str, tmp_path: Path):
+    """fp16 searches for nodes that drift by running golden cases: those that the pinned model takes."""
+    path = dense(tmp_path / "m.onnx")
+    np.savez(tmp_path / "g1.npz", x=np.ones((1, 64), np.float32))
+    np.savez(tmp_path / "g2.npz", x=np.ones((2, 64), np.float32))
+    made = fitting(tmp_path, path, (("n", 2),))
+    assert [case.inputs["x"].shape for case in made.cases] == [(2, 64)]
+    with pytest.raises(GoldenError, match="no golden case has the sizes"):
+        fitting(tmp_path, path, (("n", 3),))
+
+
+def fitting(folder: Path, path: Path, shapes: tuple[tuple[str, int], ...]) -> GoldenSet:
+    cases = tuple(GoldenCase(name, {"x": np.load(folder / f"{name}.npz")["x"]}, {}, "file") for name in ("g1", "g2"))
+    pin = load_pass({"name": "pin-shapes", "shapes": shapes})
+    return dialect._fitting(dialect.TransformJob(path, (pin,), folder, folder), GoldenSet(cases))

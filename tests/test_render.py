@@ -24,6 +24,8 @@ from packager.render import (
     py_string,
     render,
     render_common,
+    swift_comment,
+    swift_string,
 )
 from packager.room import Kind, TargetFacts
 
@@ -164,3 +166,40 @@ def test_names_are_text_in_html():
     page = report_html(Report("0", hostile, hostile, "1", "d", 1, hostile, (), None, (result,), 0.0))
     assert "<script" not in page and "&lt;script&gt;" in page
     assert json.dumps(hostile) not in page
+
+
+def swift_reads(literal: str) -> str:
+    """What Swift reads: escapes of a quote, a backslash and a scalar by number are all that may be there."""
+    assert literal[0] == literal[-1] == '"' and literal.isascii() and literal.isprintable()
+    body, out, at = literal[1:-1], [], 0
+    while at < len(body):
+        if body[at] != "\\":
+            assert body[at] != '"'
+            out.append(body[at])
+            at += 1
+        elif body[at + 1] == "u":
+            end = body.index("}", at)
+            out.append(chr(int(body[at + 3 : end], 16)))
+            at = end + 1
+        else:
+            assert body[at + 1] in '\\"'
+            out.append(body[at + 1])
+            at += 2
+    return "".join(out)
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_a_swift_literal_reads_back(text: str):
+    assert swift_reads(swift_string(text)) == text
+
+
+def test_nothing_is_interpolated_into_a_swift_literal():
+    assert swift_string('\\(1) "\n名') == '"\\\\(1) \\"\\u{A}\\u{540D}"'
+    with pytest.raises(ValueError, match="surrogate"):
+        swift_string("\ud800")
+
+
+@given(st.text())
+def test_a_swift_comment_stays_in_its_line(text: str):
+    made = swift_comment(text)
+    assert all(char.isprintable() for char in made) and "`" not in made

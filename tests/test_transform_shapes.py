@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from packager.errors import Refused
 from packager.model import open_model
-from packager.transform_shapes import Fold, PinShapes
+from packager.transform_shapes import Annotate, Fold, PinShapes
 from tests import builders
 from tests.builders import BOOL, FLOAT, INT64, value
 from tests.golden_models import node, numbers
@@ -379,3 +379,15 @@ def test_a_branch_that_contradicts_the_sizes_is_left_as_it_is(corpus: Path, tmp_
 def test_steps_print_their_settings() -> None:
     assert PinShapes((("n", 2),)).step().settings == (("n", "2"),)
     assert Fold().step().settings == (("largest constant", "1048576 bytes"),)
+
+
+def test_shapes_that_follow_are_written_into_the_file(tmp_path: Path) -> None:
+    """Stale annotations go, the signature and the answers stay."""
+    nodes = [node("Relu", ["x"], ["h"]), node("Transpose", ["h"], ["y"], perm=[1, 0])]
+    proto = builders.model(nodes, [value("x", FLOAT, [2, 3])], [value("y", FLOAT, [None, 2])])
+    proto.graph.value_info.append(value("h", FLOAT, [7, 3]))
+    path = builders.save(proto, tmp_path / "m.onnx")
+    made = transform(path, tmp_path, Annotate()).applied
+    structure = open_model(made.path).structure
+    assert {each.name: each.type.dims for each in structure.graph.values} == {"h": (2, 3)}
+    assert made.signature == open_model(path).signature
