@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +11,19 @@ from pathlib import Path
 import numpy as np
 
 from packager.errors import BuildError, StorageError
-from packager.files import clone_file, write_text
+from packager.files import write_text
 from packager.goldens import Array, dtype_name
-from packager.model import Signature, open_model
+from packager.model import Signature
+from packager.names import dns_label
 from packager.render import render
 from packager.room import Plan, Stage, kind_named
+from packager.rows import objection
 from packager.selfcheck import ship_loader
 from packager.targets.triton import infer
-from packager.targets.triton.batching import objection
 from packager.targets.triton.config import DTYPES, MODEL_FILE, Config, Entry, WarmUp, check_text, config_text
 from packager.targets.triton.options import Options
 from packager.targets.triton.planning import batching
+from packager.transforming import place_model
 
 REPOSITORY = "model_repository"
 MAX_PERF_ELEMENTS = 1 << 20
@@ -42,7 +42,7 @@ def build_repository(plan: Plan, stage: Stage) -> None:
     folder = home / str(options.model_version)
     try:
         folder.mkdir(parents=True)
-        place_model(stage, folder / MODEL_FILE)
+        place_model(stage.model, stage.goldens, folder / MODEL_FILE)
         config = configure(plan, stage, folder / MODEL_FILE, options)
         first = stage.goldens.cases[0].inputs
         if options.warm_up and all(array.size for array in first.values()):  # a warm-up can't have dims of 0
@@ -54,18 +54,6 @@ def build_repository(plan: Plan, stage: Stage) -> None:
     except OSError as error:
         raise StorageError(f"{error.filename or home} can't be written: {error.strerror}") from error
     write_deployment(plan, stage, config)
-
-
-def place_model(stage: Stage, target: Path) -> None:
-    """The model's file as it is; with external data, written anew so that data files have names of our own."""
-    if not open_model(stage.model).external:
-        clone_file(stage.model, target)
-        return
-    from packager.transform import Context
-    from packager.transforming import apply
-
-    with tempfile.TemporaryDirectory(prefix="packager-placing-") as name:
-        apply((), Context(stage.model, Path(name), stage.goldens), target)
 
 
 def configure(plan: Plan, stage: Stage, model: Path, options: Options) -> Config:
@@ -155,7 +143,7 @@ def write_deployment(plan: Plan, stage: Stage, config: Config) -> None:
     kind = kind_named("triton")
     values = {
         "model": plan.name,
-        "label": dns_label(plan.name),
+        "label": dns_label(plan.name, "triton"),
         "release": kind.facts.pins["release"],
         "gpu": config.options.device == "auto",
     }
@@ -198,9 +186,3 @@ def _shapes(stage: Stage, config: Config) -> list[str]:
         if -1 in dims:
             found.append(f"{entry.name}:{','.join(str(size) for size in given)}")
     return found
-
-
-def dns_label(name: str) -> str:
-    """A Kubernetes name near ``name`` (RFC 1123: lower-case letters, digits and dashes, at most 63)."""
-    made = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:50].strip("-")
-    return f"triton-{made}" if made else "triton"

@@ -7,7 +7,6 @@ locked while it is used, so that what a killed run left is recognised and remove
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -20,7 +19,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from urllib.parse import quote
 
 from packager.errors import ToolchainMissing, VerificationError
 from packager.targets.triton import kit as kits
+from packager.traffic import die_with_parent, stop
 
 PREFIX = "packager-triton-"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux keeps POSIX shared memory
@@ -235,7 +235,7 @@ def _started(
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=surroundings,
-                cwd=folder, preexec_fn=_die_with_parent(),  # noqa: PLW1509 - nothing but one system call after fork
+                cwd=folder, preexec_fn=die_with_parent(),  # noqa: PLW1509 - nothing but one system call after fork
             )  # fmt: skip
         try:
             if _alive(process, Server(ports, folder / "log", False)):
@@ -244,7 +244,7 @@ def _started(
             if attempt + 1 == ATTEMPTS or "ddress already in use" not in _tail(folder / "log"):
                 raise VerificationError(f"Triton doesn't start{_tail(folder / 'log')}")
         finally:
-            _stop(process)
+            stop(process, STOP_SECONDS)
 
 
 def command_line(server: Path, repository: Path, backends: Path, ports: Ports, region: str) -> list[str]:
@@ -257,12 +257,6 @@ def command_line(server: Path, repository: Path, backends: Path, ports: Ports, r
         "--allow-gpu-metrics=false", "--exit-timeout-secs=5",
         f"--backend-config=python,shm-region-prefix-name={region}_",
     ]  # fmt: skip
-
-
-def _die_with_parent() -> Callable[[], object]:
-    """Ask the kernel to end the server when we end, however that happens (PR_SET_PDEATHSIG is 1, SIGKILL 9)."""
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(1, 9)
 
 
 def _free_ports() -> Ports:
@@ -283,15 +277,6 @@ def _alive(process: subprocess.Popen[bytes], server: Server) -> bool:
             return True
         time.sleep(0.02)
     return False
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _tail(log: Path) -> str:

@@ -7,11 +7,9 @@ must show that requests were merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from threading import Barrier
 from urllib.parse import quote
 
 from packager import parity
@@ -19,12 +17,13 @@ from packager.errors import VerificationError
 from packager.feeds import read_description
 from packager.goldens import Array
 from packager.room import Runner, RuntimeInfo
+from packager.rows import joined
 from packager.targets.triton import kit
-from packager.targets.triton.batching import joined
 from packager.targets.triton.config import safety_objection
 from packager.targets.triton.infer import Model
 from packager.targets.triton.repository import REPOSITORY
 from packager.targets.triton.server import Server, serving
+from packager.traffic import difference, in_parallel, requests_of
 
 CONFIG = "config.pbtxt"
 PARALLEL = 8
@@ -122,7 +121,7 @@ class _Runner:
             VerificationError: the server refused or failed, or the protocols disagree.
         """
         over_http, over_grpc = _ask(self._http, feeds), _ask(self._grpc, feeds)
-        told = _difference(over_http, over_grpc, self._golden)
+        told = difference(over_http, over_grpc, self._golden)
         if told:
             raise VerificationError(f"HTTP and gRPC give different answers: {told}")
         return over_grpc
@@ -136,20 +135,6 @@ def _ask(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
         raise VerificationError(str(error)) from error
 
 
-def _difference(one: Mapping[str, Array], other: Mapping[str, Array], golden: parity.Golden) -> str:
-    """What differs, by the tolerances the bundle is judged by; outputs without elements differ in shape only."""
-    for name, array in one.items():
-        if name not in golden.excluded_names and array.shape != other[name].shape:
-            return f"output '{name}' has shape {list(array.shape)} and {list(other[name].shape)}"
-    full = [name for name, array in one.items() if array.size and name in golden.rules]
-    if not full:
-        return ""
-    result = parity.compare_case(
-        "", {name: one[name] for name in full}, {name: other[name] for name in full}, golden.rules
-    )
-    return "; ".join(result.reasons)[:500]
-
-
 def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golden) -> None:
     """Alone, together and in parallel: all the same answers.
 
@@ -157,7 +142,7 @@ def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golde
         VerificationError: an answer differs or fails, or a batching server merges nothing.
     """
     count = min(PARALLEL * _instances(server, name), MOST)
-    requests = _requests(golden, model.max_batch > 0, count)
+    requests = requests_of(golden, model.max_batch > 0, count)
     alone = [_ask(model, feeds) for feeds in requests]
     if model.max_batch > 1:
         two = _ask(model, joined(requests[:2]))
@@ -166,7 +151,7 @@ def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golde
             _agree(alone[index], row, golden, "a batch of 2")
     for _ in range(ROUNDS if model.max_batch > 1 and count < MOST else 1):
         before = _counts(server, name)
-        for one, answer in zip(alone, _in_parallel(model, requests), strict=True):
+        for one, answer in zip(alone, in_parallel(lambda feeds: _ask(model, feeds), requests), strict=True):
             _agree(one, answer, golden, "parallel requests")
         inferences, executions = (now - then for now, then in zip(_counts(server, name), before, strict=True))
         if min(inferences, server.inferences_by_metrics(name)) < len(requests):
@@ -180,37 +165,12 @@ def _check_traffic(server: Server, model: Model, name: str, golden: parity.Golde
 
 
 def _agree(alone: Mapping[str, Array], other: Mapping[str, Array], golden: parity.Golden, how: str) -> None:
-    told = _difference(alone, other, golden)
+    told = difference(alone, other, golden)
     if told:
         raise VerificationError(
             f"Triton answers differently to {how} than to one request alone: {told}",
             "the rows of a batch influence each other: build with max_batch = 0",
         )
-
-
-def _requests(golden: parity.Golden, batching: bool, wanted: int) -> list[Mapping[str, Array]]:
-    """Requests of one shape, so that they may be merged: rows where the server batches, else whole cases."""
-    if not batching:
-        return [golden.cases[index % len(golden.cases)].inputs for index in range(wanted)]
-    first = golden.cases[0].inputs
-    shapes = {name: array.shape[1:] for name, array in first.items()}
-    rows: list[Mapping[str, Array]] = []
-    for case in golden.cases:
-        if {name: array.shape[1:] for name, array in case.inputs.items()} == shapes:
-            count = min(len(array) for array in case.inputs.values())
-            rows += [{name: array[i : i + 1] for name, array in case.inputs.items()} for i in range(count)]
-    return [rows[index % len(rows)] for index in range(wanted)]
-
-
-def _in_parallel(model: Model, requests: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-    start = Barrier(len(requests))
-
-    def one(feeds: Mapping[str, Array]) -> dict[str, Array]:
-        start.wait()
-        return _ask(model, feeds)
-
-    with ThreadPoolExecutor(len(requests)) as pool:
-        return list(pool.map(one, requests))
 
 
 def _instances(server: Server, name: str) -> int:
