@@ -39,7 +39,7 @@ def ship_loader(source: Path, folder: Path, more: Sequence[Path] = (), package: 
                 text = text.replace(f"from {package}.", "from ")
             if "from packager" in text or "import packager" in text:
                 raise InternalError(f"{file} ships in bundles, so it may import nothing of packager but packager.feeds")
-            target = folder / file.relative_to(source.parent)
+            target = folder / (LOADER if file == source else file.relative_to(source.parent))
             target.parent.mkdir(exist_ok=True)
             write_text(target, text)
             if THERE in text:
