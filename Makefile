@@ -9,7 +9,7 @@ EXTRAS := openvino,web,triton,cpu,dev$(if $(shell command -v npm),,$(shell print
 # ONNX Runtime's wheels report usage unless told not to before they are loaded; packager tells its children itself.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup browser demo test check bench corpus clean format
+.PHONY: setup browser headers demo test check bench corpus clean format
 
 # Where a runtime can't be had, its own words say why and what to do; the tests that need it skip, and fail in CI.
 setup: $(STAMP)
@@ -25,11 +25,15 @@ $(STAMP): pyproject.toml
 browser:
 	@sh tests/targets/get_browser.sh
 
+# ONNX Runtime's C headers, which its wheels lack, to compile the C++ of bundles with.
+headers:
+	@sh tests/targets/get_headers.sh .runtimes/onnxruntime-headers || echo "ONNX Runtime's headers can't be had" >&2
+
 demo: setup browser
 	$(BIN)/python examples/fetch.py examples/orientation
 	$(BIN)/packager build --manifest examples/orientation/packager.toml --out examples/orientation/dist
 
-test: setup browser
+test: setup browser headers
 	$(BIN)/python examples/fetch.py .corpus
 	$(BIN)/python -m pytest -n $(JOBS)
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from packager.goldens import Array
 from packager.targets.cpu.infer import Session
-from packager.targets.cpu.service.protocol import DATATYPES, HEADER, to_bytes
+from packager.targets.cpu.service.protocol import DATATYPES, HEADER, padded, to_bytes
 
 SECONDS = 60.0
 Body = tuple[str, bytes, dict[str, str], int]
@@ -113,7 +113,7 @@ def binary_request(model: Session, feeds: Mapping[str, Array]) -> tuple[bytes, b
          "parameters": {"binary_data_size": len(payload)}}
         for tensor, payload in zip(model.inputs, payloads, strict=True)
     ]  # fmt: skip
-    return json.dumps({"inputs": inputs}).encode(), b"".join(payloads)
+    return padded(json.dumps({"inputs": inputs}).encode()), b"".join(payloads)
 
 
 def post(address: str, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> int:

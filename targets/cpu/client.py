@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from packager.feeds import Array, Tensor, checked, read_description
-from packager.targets.cpu.service.protocol import DATATYPES, HEADER, Malformed, from_bytes, to_bytes
+from packager.targets.cpu.service.protocol import DATATYPES, HEADER, Malformed, from_bytes, padded, to_bytes
 
 
 class Client:
@@ -113,7 +113,7 @@ class _Http:
             }
             for tensor, payload in zip(tensors, payloads, strict=True)
         ]  # fmt: skip
-        head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+        head = padded(json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode())
         headers = {HEADER: str(len(head)), "Content-Type": "application/octet-stream"}
         body, length = self._ask("POST", f"{self._path(name, version)}/infer", b"".join([head, *payloads]), headers)
         rest, found = memoryview(body)[length:], {}

@@ -56,7 +56,7 @@ class Service:
 
 @contextmanager
 def running(bundle: Path, *flags: str) -> Iterator[Service]:
-    """Start a bundle's ``serve.py`` on free ports of 127.0.0.1; end it, and hold that it ends well.
+    """Start a bundle's ``serve.py``; end it, and hold that it ends well.
 
     Args:
         bundle: its folder, in which nothing is written.
@@ -64,6 +64,21 @@ def running(bundle: Path, *flags: str) -> Iterator[Service]:
 
     Raises:
         VerificationError: it doesn't start, ends early, or doesn't end with status 0 when told to.
+    """
+    with started(bundle, *flags) as service:
+        yield service
+        service.check()
+        status = stop(service.process, STOP_SECONDS)
+        if status != 0:
+            raise VerificationError(f"told to stop, the service ended with status {status}{tail(service.log)}")
+
+
+@contextmanager
+def started(bundle: Path, *flags: str) -> Iterator[Service]:
+    """Start a bundle's ``serve.py`` on free ports of 127.0.0.1; it is gone afterwards, however it ended.
+
+    Raises:
+        VerificationError: it doesn't start.
     """
     command = [sys.executable, str(bundle.resolve() / "serve.py"), "--http-port", "0", "--grpc-port", "0", *flags]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SERVICE_")}
@@ -76,13 +91,7 @@ def running(bundle: Path, *flags: str) -> Iterator[Service]:
                 preexec_fn=die_with_parent(),  # noqa: PLW1509 - nothing but one system call after fork
             )  # fmt: skip
         try:
-            http, grpc = _addresses(process, log)
-            service = Service(http, grpc, process, log)
-            yield service
-            service.check()
-            status = stop(process, STOP_SECONDS)
-            if status != 0:
-                raise VerificationError(f"told to stop, the service ended with status {status}{tail(log)}")
+            yield Service(*_addresses(process, log), process, log)
         finally:
             if process.poll() is None:
                 process.kill()

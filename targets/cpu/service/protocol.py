@@ -277,6 +277,11 @@ def datatype_of(array: Array) -> str:
     return "BYTES" if array.dtype == object else DATATYPES[array.dtype.name]
 
 
+def padded(head: bytes) -> bytes:
+    """A JSON header with spaces after it, so that the bytes that follow are aligned and needn't be copied."""
+    return head + b" " * (-len(head) % 16)
+
+
 def _header_length(value: str | None, size: int) -> int:
     if value is None:
         return size
