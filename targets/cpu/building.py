@@ -16,6 +16,7 @@ from packager.room import Plan, Stage, kind_named
 from packager.rows import objection
 from packager.selfcheck import ship_loader
 from packager.targets.cpu import infer
+from packager.targets.cpu.optimising import optimise
 from packager.targets.cpu.options import Options
 from packager.targets.cpu.planning import batching, optimisation
 from packager.transforming import place_model
@@ -25,9 +26,6 @@ SHIPPED = ("client.py", "serve.py", "tune.py")
 FILES = ("requirements.txt", "Dockerfile", ".dockerignore", "kubernetes.yaml", "cpp/CMakeLists.txt", "cpp/main.cpp")
 KEPT = ("delay_us", "threads", "runs", "memory_pattern", "memory_arena", "spinning", "max_body_mb", "max_in_flight")
 """Options that ``service.json`` carries as they are."""
-
-LAYOUT = "NchwcTransformer"
-"""The one graph optimisation of the CPU provider whose result depends on the CPU: the block of its layout."""
 
 
 def build_service(plan: Plan, stage: Stage) -> None:
@@ -64,32 +62,7 @@ def place(stage: Stage, options: Options) -> None:
             f"the graph is to be optimised for {ahead}, but this CPU is {infer.cpu_level() or 'of none of the levels'}",
             "ONNX Runtime optimises for the CPU it runs on: build on such a one, or say optimize_for = 'portable'",
         )
-    optimise(stage.model, target, leave_out=[LAYOUT] if ahead == "portable" else [])
-
-
-def optimise(source: Path, target: Path, leave_out: list[str]) -> None:
-    """Let ONNX Runtime optimise a model and save what it made of it, in the format of ``target``'s suffix.
-
-    Raises:
-        BuildError: it refuses.
-    """
-    import onnxruntime as ort
-
-    model = open_model(source)
-    options = infer.session_options({"quantized": model.is_quantized}, 1, source)
-    options.optimized_model_filepath = str(target)
-    options.add_session_config_entry("session.save_model_format", "ORT" if target.suffix == ".ort" else "ONNX")
-    if model.external and target.suffix == ".onnx":
-        options.add_session_config_entry(
-            "session.optimized_model_external_initializers_file_name", f"{target.stem}.weights"
-        )
-        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-    try:
-        ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=leave_out)
-    except Exception as error:  # ORT's exception types are not public
-        raise BuildError(f"ONNX Runtime can't optimise the model: {' '.join(str(error).split())[:600]}") from error
-    if not target.is_file():
-        raise BuildError("ONNX Runtime saved no optimised model", "build without optimize_for")
+    optimise(stage.model, target, portable=ahead == "portable")
 
 
 def settings_for(plan: Plan, model: Path, goldens: GoldenSet, options: Options) -> dict[str, object]:

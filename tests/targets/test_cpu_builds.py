@@ -87,7 +87,7 @@ def service(dense: Path) -> Iterator[Service]:
 
 
 def address(service: Service) -> str:
-    return urlsplit(service.http).netloc
+    return str(urlsplit(service.http).netloc)
 
 
 def ask(service: Service, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, Any]]:
@@ -269,7 +269,7 @@ def test_a_thousand_malformed_requests_are_refused_and_none_ends_it(service: Ser
     @given(bodies, lengths)
     def send(body: bytes, length: str | None) -> None:
         headers = {} if length is None else {"Inference-Header-Content-Length": length.encode("latin-1")}
-        link.request("POST", path, body, headers)  # type: ignore[arg-type]  # bytes travel as they are
+        link.request("POST", path, body, headers)  # bytes of a header travel as they are
         answer = link.getresponse()
         content = answer.read()
         seen[answer.status] = seen.get(answer.status, 0) + 1

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from onnx import helper, numpy_helper
 
 import packager
 from packager import parity
+from packager.engine import Verified
 from packager.results import TargetResult
 from packager.room import kind_named
 from packager.targets.cpu.infer import Session, cpu_level
@@ -132,6 +134,13 @@ def test_a_real_model_from_end_to_end_and_its_size(corpus: Path, tmp_path: Path)
 # Faults
 
 
+def said(report: Verified) -> str:
+    """Why a bundle didn't pass."""
+    if report.error is not None:
+        return report.error.message
+    return "; ".join(report.verdict.failures if report.verdict else ())
+
+
 def resealed(bundle: Path, name: str, old: str, new: str) -> None:
     """Change a file and what the seal says of it."""
     file = bundle / name
@@ -163,8 +172,7 @@ def test_a_service_that_misbehaves_is_caught(dense: Path, tmp_path: Path, name: 
     resealed(bundle, name, old, new)
     report = packager.verify(bundle)
     assert report.exit_code == 6
-    with pytest.raises(AssertionError, match=told):
-        raise AssertionError(str(report.targets[0].message))
+    assert re.search(told, said(report))
 
 
 def test_a_tampered_file_is_named(dense: Path, tmp_path: Path):
@@ -172,16 +180,17 @@ def test_a_tampered_file_is_named(dense: Path, tmp_path: Path):
     with (bundle / "service/web.py").open("a") as file:
         file.write("\n")
     report = packager.verify(bundle)
-    assert report.exit_code != 0 and "service/web.py" in str(report.targets[0].message)
+    assert report.exit_code != 0 and "service/web.py" in said(report)
 
 
 # What a partner does
 
 
 ALONE = """
-import runpy, sys
+import os, runpy, sys
 sys.modules["packager"] = None  # the import system's own "not found"
 del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -287,7 +296,7 @@ def test_the_cpp_program_compiles_without_a_warning_and_gives_the_golden_outputs
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     found = np.array([float(line.split(" ")[1]) for line in done.stdout.splitlines()], np.float32)
-    np.testing.assert_allclose(found, wanted.ravel(), rtol=0, atol=1e-5)
+    assert found.shape == wanted.ravel().shape and float(np.abs(found - wanted.ravel()).max()) < 1e-5
     (tmp_path / "x.bin").write_bytes(inputs.tobytes()[:-1])
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 1 and "are wanted" in done.stderr
