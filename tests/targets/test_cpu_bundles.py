@@ -296,7 +296,8 @@ def test_the_cpp_program_compiles_without_a_warning_and_gives_the_golden_outputs
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     found = np.array([float(line.split(" ")[1]) for line in done.stdout.splitlines()], np.float32)
-    assert found.shape == wanted.ravel().shape and float(np.abs(found - wanted.ravel()).max()) < 1e-5
+    expected = np.array(wanted, np.float32).ravel()
+    assert found.shape == expected.shape and float(np.abs(found - expected).max()) < 1e-5
     (tmp_path / "x.bin").write_bytes(inputs.tobytes()[:-1])
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 1 and "are wanted" in done.stderr
