@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 # Node and npm come from a wheel where the machine has none.
-EXTRAS := openvino,web,triton,ios,dev$(if $(shell command -v npm),,$(shell printf ,)node)
+EXTRAS := openvino,web,triton,ios,cpu,dev$(if $(shell command -v npm),,$(shell printf ,)node)
 # ONNX Runtime's wheels report usage unless told not to before they are loaded; packager tells its children itself.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup browser swift-toolchain demo test check bench memory corpus clean format
+.PHONY: setup browser swift-toolchain headers demo test check bench memory corpus clean format
 
 # Where a runtime can't be had, its own words say why and what to do; the tests that need it skip, and fail in CI.
 setup: $(STAMP)
@@ -30,11 +30,15 @@ browser:
 swift-toolchain:
 	@sh tests/targets/get_swift.sh
 
+# ONNX Runtime's C headers, which its wheels lack, to compile the C++ of bundles with.
+headers:
+	@sh tests/targets/get_headers.sh .runtimes/onnxruntime-headers || echo "ONNX Runtime's headers can't be had" >&2
+
 demo: setup browser
 	$(BIN)/python examples/fetch.py examples/orientation
 	$(BIN)/packager build --manifest examples/orientation/packager.toml --out examples/orientation/dist
 
-test: setup browser
+test: setup browser headers
 	$(BIN)/python examples/fetch.py .corpus
 	$(BIN)/python -m pytest -n $(JOBS)
 

@@ -70,6 +70,12 @@ def suggestion(word: str, choices: Iterable[str], known: str) -> str:
     return everything if close is None else f"did you mean `{close}`? {everything}"
 
 
+def dns_label(name: str, prefix: str) -> str:
+    """A name near ``name`` for clusters and services (RFC 1123: lower-case letters, digits and dashes, at most 63)."""
+    made = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:50].strip("-")
+    return f"{prefix}-{made}" if made else prefix
+
+
 def _squeeze(text: str) -> str:
     """ASCII letters, digits and ``._+-`` of ``text``, each run of others one ``-``; clean at both ends."""
     # Four times the limit leaves room for what falls off, and bounds the work.

@@ -6,6 +6,7 @@ one line: where packager says ``packager.feeds``, a bundle's neighbour is ``feed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from packager.errors import InternalError
@@ -18,24 +19,31 @@ FEEDS = "feeds.py"
 HERE, THERE = "from packager.feeds import", "from feeds import"
 
 
-def ship_loader(source: Path, folder: Path) -> None:
-    """Write a room's ``infer.py``, and the ``feeds.py`` it uses, into a bundle.
+def ship_loader(source: Path, folder: Path, more: Sequence[Path] = (), package: str = "") -> None:
+    """Write a room's ``infer.py``, the ``feeds.py`` it uses and its other shipped modules into a bundle.
 
     Args:
         source: the room's own module, which has a class ``Model(folder)`` with ``run`` and ``info``.
         folder: the bundle's.
+        more: modules in the room's folder, or in packages inside it, that ship too; they keep their places.
+        package: the room's own package, as those modules spell it; a bundle's modules are found without it.
 
     Raises:
         StorageError: it can't be written.
-        InternalError: the module needs another part of packager, which no partner has.
+        InternalError: a module needs another part of packager, which no partner has.
     """
-    text = source.read_text(encoding="utf-8").replace(HERE, THERE)
-    if "from packager" in text or "import packager" in text:
-        raise InternalError(f"{source} ships in bundles, so it may import nothing of packager but packager.feeds")
     with storage_errors(f"writing {LOADER}"):
-        write_text(folder / LOADER, text)
-        if THERE in text:
-            clone_file(package_folder("packager") / FEEDS, folder / FEEDS)
+        for file in (source, *more):
+            text = file.read_text(encoding="utf-8").replace(HERE, THERE)
+            if package:
+                text = text.replace(f"from {package}.", "from ")
+            if "from packager" in text or "import packager" in text:
+                raise InternalError(f"{file} ships in bundles, so it may import nothing of packager but packager.feeds")
+            target = folder / (LOADER if file == source else file.relative_to(source.parent))
+            target.parent.mkdir(exist_ok=True)
+            write_text(target, text)
+            if THERE in text:
+                clone_file(package_folder("packager") / FEEDS, folder / FEEDS)
 
 
 def add_selfcheck(folder: Path) -> None:

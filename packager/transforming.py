@@ -6,12 +6,15 @@ are native code that a hostile or unlucky model can crash.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packager.errors import BuildError, InternalError, ModelError, PackagerError
+from packager.files import clone_file
+from packager.goldens import GoldenSet
 from packager.model import Model, Signature, TensorSpec, open_model
 from packager.transform import Context, Pass
 from packager.transform_files import Loaded, load, save, signature_of
@@ -97,6 +100,24 @@ def apply(
         passes=tuple(each.name for each in passes),
         notes=tuple(notes),
     )
+
+
+def place_model(source: Path, goldens: GoldenSet, target: Path) -> None:
+    """A model's file as it is; with external data, written anew so that data files have names of our own.
+
+    Args:
+        source: the model, only read.
+        goldens: of the target; no pass looks at them.
+        target: an .onnx path in a folder that holds nothing else of its name.
+
+    Raises:
+        BuildError: it can't be written.
+    """
+    if not open_model(source).external:
+        clone_file(source, target)
+        return
+    with tempfile.TemporaryDirectory(prefix="packager-placing-") as name:
+        apply((), Context(source, Path(name), goldens), target)
 
 
 def _held(each: Pass, promised: Signature, model: ir.Model, loaded: Loaded) -> Signature:
@@ -190,4 +211,4 @@ def _load_in_runtime(out: Path) -> None:
         raise ModelError(f"{out}: ONNX Runtime can't load the model: {reason}") from error
 
 
-__all__ = ["AnyPass", "Applied", "apply", "signature_differences"]
+__all__ = ["AnyPass", "Applied", "apply", "place_model", "signature_differences"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from packager.names import MAX_LENGTH, RESERVED, check_name, nearest, slug, suggestion
+from packager.names import MAX_LENGTH, RESERVED, check_name, dns_label, nearest, slug, suggestion
 
 
 @pytest.mark.parametrize(
@@ -92,3 +92,8 @@ def test_a_hint_names_the_nearest_choice_and_all_of_them():
     assert suggestion("egde", ["edge", "cloud"], "known kinds") == "did you mean `edge`? known kinds: cloud, edge"
     assert suggestion("qqq", ["edge", "cloud"], "known kinds") == "known kinds: cloud, edge"
     assert suggestion("qqq", [], "known kinds") == "known kinds: none"
+
+
+def test_names_become_dns_labels():
+    assert dns_label("Ranker_v2.1+x", "svc") == "svc-ranker-v2-1-x"
+    assert dns_label("+", "svc") == "svc" and len(dns_label("a" * 100, "svc")) <= 63

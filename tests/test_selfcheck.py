@@ -249,3 +249,17 @@ def test_a_loader_ships_with_what_it_uses_and_nothing_else_of_packager(tmp_path)
     source.write_text("from packager.model import Model\n", encoding="utf-8")
     with pytest.raises(InternalError, match=r"may import nothing of packager but packager\.feeds"):
         ship_loader(source, plain)
+
+
+def test_a_loader_of_several_modules_keeps_its_places(tmp_path: Path):
+    room, folder = tmp_path / "room", tmp_path / "bundle"
+    (room / "inner").mkdir(parents=True)
+    folder.mkdir()
+    (room / "infer.py").write_text("from a.room.inner.wire import X\nfrom packager.feeds import checked\n")
+    (room / "inner/wire.py").write_text("from .more import X\n")
+    ship_loader(room / "infer.py", folder, [room / "inner/wire.py"], package="a.room")
+    assert (folder / "infer.py").read_text() == "from inner.wire import X\nfrom feeds import checked\n"
+    assert (folder / "inner/wire.py").read_text() == "from .more import X\n"
+    (room / "inner/wire.py").write_text("from packager.model import Model\n")
+    with pytest.raises(InternalError, match=r"wire\.py ships in bundles"):
+        ship_loader(room / "infer.py", folder, [room / "inner/wire.py"], package="a.room")

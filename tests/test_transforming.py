@@ -363,11 +363,12 @@ def test_memory_stays_flat_over_gigabytes(tmp_path: Path, chosen: str) -> None:
     try:
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), FLAT[chosen][0]],
-            capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1],
+            capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1],
         )  # fmt: skip
     finally:
         for file in tmp_path.rglob("*.bin"):
             file.unlink()
+    assert done.returncode == 0, done.stderr[-2000:]
     files, written, grown = map(int, done.stdout.split())
     assert files > 1
     assert written == pytest.approx(count * nbytes * FLAT[chosen][1], rel=0.01)

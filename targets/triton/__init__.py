@@ -1,7 +1,7 @@
 """The Triton room: a model repository that a real Triton server has loaded, served and batched.
 
 ``plan`` (:mod:`.planning`) decides from the signature alone; ``build`` (:mod:`.repository`) lays out the repository,
-writes its configuration (:mod:`.config`) and proves whether requests may be merged (:mod:`.batching`); verification
+writes its configuration (:mod:`.config`) and proves whether requests may be merged (:mod:`packager.rows`); verification
 (:mod:`.serving`) starts a server (:mod:`.server`) from a kit of registry packages (:mod:`.kit`) and asks it through
 :mod:`.infer`, the client that ships, alone and under :mod:`.traffic`; :mod:`.remote` asks a server that runs already.
 The kit's server has no onnxruntime backend of its own: :mod:`.standin` is one.

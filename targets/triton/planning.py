@@ -10,6 +10,7 @@ from packager.graph import Node, Structure, format_dims
 from packager.limits import check_operators, check_versions
 from packager.model import Signature, open_model
 from packager.room import Limits, Plan, PlanRequest, Step
+from packager.rows import fixed_batch
 from packager.shapes import pin_shapes
 from packager.targets.triton.accelerators import objections
 from packager.targets.triton.config import DTYPES
@@ -177,12 +178,9 @@ def batching(signature: Signature, options: Options) -> tuple[int, str]:
     """The batch size the signature allows, if goldens prove it: (``max_batch_size``, why not where it is 0)."""
     if options.max_batch == 0:
         return 0, "the manifest says max_batch = 0"
-    for side, specs in (("input", signature.inputs), ("output", signature.outputs)):
-        for spec in specs:
-            if not spec.dims:
-                return 0, f"{side} '{spec.name}' is a scalar"
-            if isinstance(spec.dims[0], int):
-                return 0, f"the first dim of {side} '{spec.name}' is fixed at {spec.dims[0]}"
+    why = fixed_batch(signature)
+    if why:
+        return 0, why
     return (AUTO_BATCH if options.max_batch == "auto" else options.max_batch), ""
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +14,16 @@ from packager.errors import BuildError, StorageError
 from packager.files import clone_file, write_text
 from packager.goldens import Array, dtype_name
 from packager.model import Signature, open_model
+from packager.names import dns_label
 from packager.render import render
 from packager.room import Plan, Stage, kind_named
+from packager.rows import objection
 from packager.selfcheck import ship_loader
 from packager.targets.triton import ensemble, infer
-from packager.targets.triton.batching import objection
 from packager.targets.triton.config import DTYPES, MODEL_FILE, Config, Entry, WarmUp, config_text
 from packager.targets.triton.options import Options
 from packager.targets.triton.planning import batching, flags
+from packager.transforming import place_model
 
 REPOSITORY = "model_repository"
 CONFIG = "config.pbtxt"
@@ -43,7 +43,7 @@ def build_repository(plan: Plan, stage: Stage) -> None:
     folder = home / str(options.model_version)
     try:
         folder.mkdir(parents=True)
-        place_model(stage, folder / MODEL_FILE)
+        place_model(stage.model, stage.goldens, folder / MODEL_FILE)
         config = configure(plan, stage, folder / MODEL_FILE, options)
         if options.steps():
             config = build_ensemble(plan, stage, config, folder / MODEL_FILE)
@@ -110,18 +110,6 @@ def batched_alike(configs: Mapping[str, Config]) -> dict[str, Config]:
         return dict(configs)
     why = f"Requests aren't batched: those of '{alone}' in the same ensemble aren't"
     return {part: replace(each, max_batch=0, why=why) if each.max_batch else each for part, each in configs.items()}
-
-
-def place_model(stage: Stage, target: Path) -> None:
-    """The model's file as it is; with external data, written anew so that data files have names of our own."""
-    if not open_model(stage.model).external:
-        clone_file(stage.model, target)
-        return
-    from packager.transform import Context
-    from packager.transforming import apply
-
-    with tempfile.TemporaryDirectory(prefix="packager-placing-") as name:
-        apply((), Context(stage.model, Path(name), stage.goldens), target)
 
 
 def configure(plan: Plan, stage: Stage, model: Path, options: Options) -> Config:
@@ -224,7 +212,7 @@ def write_deployment(plan: Plan, stage: Stage, config: Config) -> None:
     kind = kind_named("triton")
     values = {
         "models": [plan.name, *([ensemble.served_name(plan.name, ensemble.WHOLE)] if config.options.steps() else [])],
-        "label": dns_label(plan.name),
+        "label": dns_label(plan.name, "triton"),
         "release": kind.facts.pins["release"],
         "gpu": config.options.device != "cpu",
         "flags": flags(config.options),
@@ -268,9 +256,3 @@ def _shapes(stage: Stage, config: Config) -> list[str]:
         if -1 in dims:
             found.append(f"{entry.name}:{','.join(str(size) for size in given)}")
     return found
-
-
-def dns_label(name: str) -> str:
-    """A Kubernetes name near ``name`` (RFC 1123: lower-case letters, digits and dashes, at most 63)."""
-    made = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:50].strip("-")
-    return f"triton-{made}" if made else "triton"

@@ -15,9 +15,10 @@ from threading import Barrier, BrokenBarrierError
 from packager import parity
 from packager.errors import VerificationError
 from packager.goldens import Array
-from packager.targets.triton.batching import joined
+from packager.rows import joined
 from packager.targets.triton.ensemble import FOLDER
 from packager.targets.triton.infer import Model
+from packager.traffic import difference, requests_of
 
 PARALLEL = 8
 """Requests sent at the same time, for each instance of the model."""
@@ -84,20 +85,6 @@ def _closing_client(folder: Path, url: str) -> AbstractContextManager[Model]:
     return closing(Model(folder, url))
 
 
-def requests_of(golden: parity.Golden, batching: bool, wanted: int) -> list[Mapping[str, Array]]:
-    """Requests of one shape, so that they may be merged: rows where the server batches, else whole cases."""
-    if not batching:
-        return [golden.cases[index % len(golden.cases)].inputs for index in range(wanted)]
-    first = golden.cases[0].inputs
-    shapes = {name: array.shape[1:] for name, array in first.items()}
-    rows: list[Mapping[str, Array]] = []
-    for case in golden.cases:
-        if {name: array.shape[1:] for name, array in case.inputs.items()} == shapes:
-            count = min(len(array) for array in case.inputs.values())
-            rows += [{name: array[i : i + 1] for name, array in case.inputs.items()} for i in range(count)]
-    return [rows[index % len(rows)] for index in range(wanted)]
-
-
 def in_twos(
     model: Model, requests: Sequence[Mapping[str, Array]], alone: Sequence[Mapping[str, Array]], golden: parity.Golden
 ) -> None:
@@ -153,17 +140,3 @@ def agree(alone: Mapping[str, Array], other: Mapping[str, Array], golden: parity
             f"Triton answers differently to {how} than to one request alone: {told}",
             "the rows of a batch influence each other: build with max_batch = 0",
         )
-
-
-def difference(one: Mapping[str, Array], other: Mapping[str, Array], golden: parity.Golden) -> str:
-    """What differs, by the tolerances the bundle is judged by; outputs without elements differ in shape only."""
-    for name, array in one.items():
-        if name not in golden.excluded_names and array.shape != other[name].shape:
-            return f"output '{name}' has shape {list(array.shape)} and {list(other[name].shape)}"
-    full = [name for name, array in one.items() if array.size and name in golden.rules]
-    if not full:
-        return ""
-    result = parity.compare_case(
-        "", {name: one[name] for name in full}, {name: other[name] for name in full}, golden.rules
-    )
-    return "; ".join(result.reasons)[:500]

@@ -11,25 +11,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from google.protobuf import text_format
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from packager.errors import Refused, VerificationError
 from packager.golden_synth import synthesise
-from packager.goldens import GoldenCase, GoldenSet
 from packager.host import this_host
 from packager.model import open_model
 from packager.room import Plan, PlanRequest, kind_named
 from packager.supervise import SHARED_MEMORY
 from packager.targets.triton import Options
-from packager.targets.triton.batching import objection
 from packager.targets.triton.config import Config, Entry, config_text, safety_objection
 from packager.targets.triton.kit import find_kit, kit_name, make_kit, missing_parts, requirements
 from packager.targets.triton.planning import plan_for
-from packager.targets.triton.repository import dns_label
 from packager.targets.triton.server import PREFIX, Server, load_failure, serving, work_folder
 from packager.targets.triton.serving import runtime_info
 from tests.builders import FLOAT, STRING, model, relu, save, value
@@ -396,47 +392,6 @@ def test_batching_asked_for_where_it_can_not_be(tmp_path: Path):
     assert ("max batch size", "0") in plan(free, max_batch=0).steps[2].settings
 
 
-def unary(path: Path, nodes: list[onnx.NodeProto], out: list[int | str | None], *more: onnx.TensorProto) -> Path:
-    return save(model(nodes, [value("x", FLOAT, ["n", 3])], [value("y", FLOAT, out)], more), path)
-
-
-def objection_to(path: Path, precision: str = "fp32") -> str:
-    found: str = objection(path, synthesise(open_model(path)), precision)
-    return found
-
-
-def test_rows_that_influence_each_other_are_found(tmp_path: Path):
-    free: list[int | str | None] = ["n", 3]
-    assert objection_to(relu(tmp_path / "relu.onnx")) == ""
-    mean = [helper.make_node("ReduceMean", ["x"], ["m"], axes=[0]), helper.make_node("Sub", ["x", "m"], ["y"])]
-    assert "answers differently in a batch of 2" in objection_to(unary(tmp_path / "mean.onnx", mean, free))
-    total = [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)]
-    lost = objection_to(unary(tmp_path / "sum.onnx", total, ["n", 1]))
-    assert "output 'y' has 1 rows for a batch of 2" in lost
-    sums = [helper.make_node("CumSum", ["x", "zero"], ["y"])]
-    zero = numpy_helper.from_array(np.array(0, np.int64), "zero")
-    assert "answers differently" in objection_to(unary(tmp_path / "cumsum.onnx", sums, free, zero))
-    two = numpy_helper.from_array(np.array([2, 3], np.int64), "two")
-    forced = [helper.make_node("Reshape", ["x", "two"], ["y"])]
-    assert "doesn't run" in objection_to(unary(tmp_path / "reshape.onnx", forced, free, two))
-
-
-def test_quantisation_by_the_whole_batch_is_no_rounding(tmp_path: Path):
-    nodes = [
-        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
-    ]
-    path = unary(tmp_path / "m.onnx", nodes, ["n", 3])
-    small, large = np.array([[0.1, 0.2, 0.31]], np.float32), np.array([[100, 50, 3]], np.float32)
-    goldens = GoldenSet((GoldenCase("a", {"x": small}), GoldenCase("b", {"x": large})))
-    assert "answers differently" in objection(path, goldens, "int8-dynamic")
-
-
-def test_goldens_without_rows_prove_nothing(tmp_path: Path):
-    empty = GoldenSet((GoldenCase("none", {"x": np.zeros((0, 3), np.float32)}),))
-    assert "golden case 'none' have [0] rows" in objection(relu(tmp_path / "m.onnx"), empty, "fp32")
-
-
 def test_the_reason_is_found_in_the_log_where_the_answer_has_none():
     log = "I1 fine\nE2 model_repository_manager.cc:1] Poll failed for model directory 'm': bad config\n"
     assert load_failure('{"error": "failed to load \'m\', failed to poll from model repository"}', log).startswith(
@@ -451,11 +406,6 @@ def test_a_verdict_says_which_backend_ran():
     assert real.details == (("made for release", "24.10"),), "the server may be of another"
     assert (hosted.level, hosted.version) == ("emulated", "1.19.2")
     assert hosted.name == "Triton core 2.51.0 + python-hosted onnxruntime" and "stand-in" in hosted.reason
-
-
-def test_names_become_dns_labels():
-    assert dns_label("Ranker_v2.1+x") == "triton-ranker-v2-1-x"
-    assert dns_label("+") == "triton" and len(dns_label("a" * 100)) <= 63
 
 
 def test_the_kit_is_pinned_by_digest_and_named_by_its_pins():

@@ -1,4 +1,4 @@
-"""Whether a model's rows are independent: Triton merges requests of strangers, and nobody may see another's data.
+"""Whether a model's rows are independent: a server merges requests of strangers, and nobody may see another's data.
 
 A free first dim is no proof: it may be a length, or the model may mix rows (a mean over the batch, per-tensor
 quantisation). So golden rows are run alone and together, in ONNX Runtime, and must answer alike.
@@ -14,7 +14,7 @@ import numpy as np
 from packager import parity
 from packager.errors import ModelError
 from packager.goldens import Array, GoldenCase, GoldenSet
-from packager.model import open_model
+from packager.model import Signature, open_model
 from packager.policy import judged_precision, rules_for
 
 DYNAMIC = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"})
@@ -22,6 +22,17 @@ DYNAMIC = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQua
 
 CASES = 2
 """Golden cases that are tried."""
+
+
+def fixed_batch(signature: Signature) -> str:
+    """Why the signature alone rules batching out, in one line; empty where every first dim is free."""
+    for side, specs in (("input", signature.inputs), ("output", signature.outputs)):
+        for spec in specs:
+            if not spec.dims:
+                return f"{side} '{spec.name}' is a scalar" if spec.dims == () else f"{side} '{spec.name}' has no rank"
+            if isinstance(spec.dims[0], int):
+                return f"the first dim of {side} '{spec.name}' is fixed at {spec.dims[0]}"
+    return ""
 
 
 def objection(path: Path, goldens: GoldenSet, precision: str) -> str:
