@@ -8,14 +8,14 @@ alone: they are verified as they are.
 **Saturation.** x86 CPUs without VNNI or AMX multiply u8 by s8 with ``vpmaddubsw``, which adds two products in 16 bits
 and saturates: 2 * 255 * 127 is more than 32767. Weights of 7 bits can't: 2 * 255 * 64 = 32640. A bundle is run on other
 machines than the one that built it, so ``reduce_range=None`` means 7 bits wherever such a CPU may run the bundle
-(dynamic, and scheme ``qdq``), whatever this CPU has. ``symmetric`` (GPUs) and ``npu16`` (NPUs) keep all 8.
+(dynamic, and scheme ``qdq``), whatever this CPU has. ``symmetric`` (GPUs), ``npu8`` and ``npu16`` (NPUs) keep all 8.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -30,12 +30,13 @@ from packager.model import QUANTIZED_OPERATORS, Signature, open_model
 from packager.names import nearest
 from packager.room import Step
 from packager.transform import Context, Outcome
+from packager.transform_qdq import throughout
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 Method = Literal["minmax", "entropy", "percentile"]
-Scheme = Literal["qdq", "symmetric", "npu16"]
+Scheme = Literal["qdq", "symmetric", "npu8", "npu16"]
 Activation = Literal["uint8", "int8", "uint16"]
 Weight = Literal["int8", "uint8"]
 
@@ -48,10 +49,14 @@ EXTERNAL_BYTES = 1_000_000_000
 PRESETS: dict[Scheme, tuple[Activation, Weight, bool, bool]] = {
     "qdq": ("uint8", "int8", False, True),
     "symmetric": ("int8", "int8", True, False),
-    "npu16": ("uint16", "uint8", False, False),
+    "npu8": ("uint8", "int8", False, False),
+    "npu16": ("uint16", "int8", False, False),
 }
 """By scheme: dtype of activations, of weights, whether activations are symmetric, whether weights have 7 bits.
-OpenVINO and ONNX Runtime take ``qdq``, TensorRT only symmetric int8, Qualcomm's HTP uint16 with uint8 weights."""
+OpenVINO and ONNX Runtime take ``qdq``, TensorRT only symmetric int8. Qualcomm's HTP
+takes unsigned activations of 8 or 16 bits, and scales per channel only for signed weights."""
+THROUGHOUT = ("npu8", "npu16")
+"""Schemes that leave no operator in float (:mod:`packager.transform_qdq`)."""
 _PREPROCESSED = "onnx.quant.pre_process"
 
 
@@ -186,6 +191,13 @@ class Int8Static:
             "percentile": CalibrationMethod.Percentile,
         }
         hint = "exclude the nodes it names" + ("" if self.method == "minmax" else ", or take method = minmax")
+        operators: tuple[str, ...] | None = None
+        options: Mapping[str, object] = {"ActivationSymmetric": symmetric, "WeightSymmetric": weight == "int8"}
+        if self.scheme in THROUGHOUT:
+            whole = throughout(
+                source, types[activation], types[weight], per_channel=self.per_channel, excluded=excluded
+            )  # fmt: skip
+            operators, excluded, options = whole.operators, list(whole.excluded), {**options, **whole.options}
         with _quiet():
             try:
                 quantize_static(
@@ -197,10 +209,11 @@ class Int8Static:
                     reduce_range=reduced,
                     activation_type=types[activation],
                     weight_type=types[weight],
+                    op_types_to_quantize=operators,
                     nodes_to_exclude=excluded,
                     use_external_data_format=_is_large(model),
                     calibrate_method=methods[self.method],
-                    extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": weight == "int8"},
+                    extra_options=dict(options),
                 )
             except (ValueError, KeyError, IndexError, RuntimeError, AssertionError, TypeError) as error:
                 raise Refused(f"ONNX Runtime's quantiser failed: {error}", hint) from error
@@ -212,9 +225,10 @@ class Int8Static:
         Raises:
             Refused: there are none.
         """
-        cases: Sequence[GoldenCase] = context.goldens.cases
+        signature = open_model(source).signature
+        cases: Sequence[GoldenCase] = [case for case in context.goldens.cases if signature.takes(case.inputs)]
         if self.calibration is not None:
-            cases = read_goldens(self.calibration, open_model(source).signature).cases
+            cases = read_goldens(self.calibration, signature).cases
         if not cases:
             raise Refused("there is nothing to calibrate with", "give golden cases, or calibration = a folder of them")
         if self.method == "minmax":

@@ -20,6 +20,7 @@ PASSES: Mapping[str, str] = {
     "clean": "packager.transform_cleaning:Clean",
     "drop-unused-imports": "packager.transform_versions:DropUnusedImports",
     "fold": "packager.transform_shapes:Fold",
+    "fold-batchnorm": "packager.transform_batchnorm:FoldBatchNorm",
     "fp16": "packager.transform_float16:Float16",
     "inline-functions": "packager.transform_versions:InlineFunctions",
     "int8-dynamic": "packager.transform_int8:Int8Dynamic",
