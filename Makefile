@@ -9,7 +9,7 @@ EXTRAS := openvino,web,triton,npu,dev$(if $(shell command -v npm),,$(shell print
 # ONNX Runtime's wheels report usage unless told not to before they are loaded; packager tells its children itself.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup browser demo test check bench corpus clean format
+.PHONY: setup browser demo test check bench corpus npu-table clean format
 
 # Where a runtime can't be had, its own words say why and what to do; the tests that need it skip, and fail in CI.
 setup: $(STAMP)
@@ -50,6 +50,10 @@ bench: setup
 corpus: setup
 	$(BIN)/python examples/fetch.py .corpus
 	$(BIN)/python benchmarks/corpus_table.py docs/corpus.md
+
+npu-table: setup
+	$(BIN)/python examples/fetch.py .corpus
+	$(BIN)/python benchmarks/npu_table.py docs/npu.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .corpus .runtimes examples/*/dist

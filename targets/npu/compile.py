@@ -90,7 +90,7 @@ def compiled(model: Path, folder: Path, options: Options, structure: Structure) 
         except Exception as error:  # ONNX Runtime's exception types are not public
             raise BuildError(
                 f"QNN can't compile the model: {infer.one_line(error)}",
-                "packager explain and coverage say which nodes are unusual; try another htp_arch or precision",
+                "try another htp_arch or precision, or export the model without the node that it names",
             ) from error
         found = read_trace(Path(name), structure)
         del session
@@ -109,7 +109,7 @@ def write_loaders(plan: Plan, options: Options, folder: Path) -> None:
     kind = kind_named(plan.kind)
     for name, template in LOADERS.items():
         text = render(
-            kind, f"{plan.kind}/{template}", name=plan.name, signature=plan.signature, settings=settings,
+            kind, f"{plan.kind}/{template}", signature=plan.signature, settings=settings,
             allow_fallback=options.allow_fallback, maven=[kind.facts.pins[key] for key in sorted(kind.facts.pins)],
         )  # fmt: skip
         (folder / name).parent.mkdir(exist_ok=True)
