@@ -282,7 +282,8 @@ def test_an_accelerator_gets_a_scale_for_every_tensor(tmp_path: Path, scheme: Li
         node("HardSwish", ["a"], ["b"], name="swish"),
         node("Neg", ["b"], ["y"], name="neg"),
     ]
-    weights = np.stack([RNG.normal(0, size, (2, 3, 3)) for size in (0.1, 1, 10)])
+    random = np.random.default_rng(11)  # of its own, so that the values don't hang on which tests ran before
+    weights = np.stack([random.normal(0, size, (2, 3, 3)) for size in (0.1, 1, 10)])
     spec = [value("x", shape=(1, 2, 5, 5))], [value("y", shape=(1, 3, 3, 3))]
     path = save(model(nodes, *spec, [const("w", weights)], opset=21, ir=10), tmp_path / "m.onnx")
     cases = synthesise(open_model(path))
@@ -300,7 +301,9 @@ def test_an_accelerator_gets_a_scale_for_every_tensor(tmp_path: Path, scheme: Li
     assert list(scales.dims) == [3], "a scale per channel"
     feeds = dict(cases.cases[0].inputs)
     expected, answered = run(path, feeds), run(made.path, feeds)
-    assert np.abs(answered - expected).max() <= (0.03 if scheme == "npu8" else 0.01) * np.abs(expected).max()
+    # Of 8 bits: half a step of 1/255 in each of four tensors, whose ranges are up to twice the largest output's.
+    steps = 8 if scheme == "npu8" else 2
+    assert np.abs(answered - expected).max() <= steps / 255 * np.abs(expected).max()
 
 
 def test_a_node_with_an_infinite_constant_stays_in_float(tmp_path: Path):
