@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 # Node and npm come from a wheel where the machine has none.
-EXTRAS := openvino,web,triton,ios,cpu,dev$(if $(shell command -v npm),,$(shell printf ,)node)
+EXTRAS := openvino,web,triton,ios,cpu,npu,dev$(if $(shell command -v npm),,$(shell printf ,)node)
 # ONNX Runtime's wheels report usage unless told not to before they are loaded; packager tells its children itself.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup browser swift-toolchain headers demo test check bench memory corpus clean format
+.PHONY: setup browser swift-toolchain headers demo test check bench memory corpus npu-table clean format
 
 # Where a runtime can't be had, its own words say why and what to do; the tests that need it skip, and fail in CI.
 setup: $(STAMP)
@@ -63,6 +63,10 @@ memory: setup
 corpus: setup
 	$(BIN)/python examples/fetch.py .corpus
 	$(BIN)/python benchmarks/corpus_table.py docs/corpus.md
+
+npu-table: setup
+	$(BIN)/python examples/fetch.py .corpus
+	$(BIN)/python benchmarks/npu_table.py docs/npu.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .corpus .runtimes examples/*/dist

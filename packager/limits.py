@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from packager.errors import Refused
-from packager.graph import Node
-from packager.model import Model
+from packager.goldens import GoldenSet
+from packager.graph import Node, format_dims
+from packager.manifest_text import dotted
+from packager.model import Model, Signature
 from packager.room import Limits, PlanRequest, TargetFacts
+from packager.shapes import pinnable
 
 ONNX = "ai.onnx"
 
@@ -20,6 +23,48 @@ def check_precision(facts: TargetFacts, precision: str) -> None:
         raise Refused(
             f"{facts.title} bundles have no precision '{precision}'", f"choose one of {', '.join(facts.precisions)}"
         )
+
+
+def check_shapes(facts: TargetFacts, target: str, signature: Signature, inputs: GoldenSet) -> None:
+    """Refuse free dims where the runtime compiles for one size, before any work is put into the model.
+
+    Args:
+        facts: of the room.
+        target: name of the target, for the line to add to the manifest.
+        signature: with the dims that are pinned already.
+        inputs: golden inputs; the first that fits gives the sizes of the line.
+
+    Raises:
+        Refused: inputs have free dims; the hint is the line that pins them.
+    """
+    free = pinnable(signature)
+    loose = [
+        spec for spec in signature.inputs if spec.dims is None or any(not isinstance(dim, int) for dim in spec.dims)
+    ]
+    if not facts.limits.fixed_shapes or not loose:
+        return
+    listed = "; ".join(
+        f"input '{spec.name}' is {spec.dtype}{'' if spec.dims is None else format_dims(spec.dims)}" for spec in loose
+    )
+    unranked = [spec.name for spec in loose if spec.dims is None]
+    if unranked:
+        hint = f"declare the shape of {', '.join(unranked)} when exporting the model"
+    else:
+        sizes = {key: _size(signature, inputs, key) for key in free}
+        pins = ", ".join(f"{dotted((key,))} = {size}" for key, size in sizes.items())
+        hint = f"add to [{dotted(('targets', target))}]: shapes = {{ {pins} }}"
+    raise Refused(f"{facts.title} bundles are compiled for fixed shapes, and {listed}", hint)
+
+
+def _size(signature: Signature, inputs: GoldenSet, key: str) -> int:
+    """The size that a free dim has in the golden inputs; 1 where it has none, or 0."""
+    for case in inputs.cases:
+        for spec in signature.inputs:
+            array = case.inputs.get(spec.name)
+            for axis, dim in enumerate(spec.dims or ()):
+                if array is not None and key in (dim, f"{spec.name}:{axis}") and array.ndim > axis:
+                    return max(int(array.shape[axis]), 1)
+    return 1
 
 
 def check_versions(model: Model, limits: Limits, reader: str, advice: str = "") -> None:

@@ -19,12 +19,13 @@ from packager.files import storage_errors
 from packager.goldens import GoldenCase, GoldenSet
 from packager.goldens_ready import Answered, Ready
 from packager.host import this_host
-from packager.limits import check_precision
+from packager.limits import check_precision, check_shapes
 from packager.manifest import Target
 from packager.model import Model, sha256_file
 from packager.policy import Judging, judged_precision, judging
 from packager.room import ExtraFile, Kind, Plan, PlanRequest, kind_named
 from packager.run import Run, answered
+from packager.shapes import pin_shapes
 from packager.transform_registry import AnyPass
 
 
@@ -54,6 +55,7 @@ def open_source(run: Run, target: Target) -> Source:
     """
     kind = kind_named(target.kind)
     ready = run.goldens(target.shapes)
+    check_shapes(kind.facts, target.name, pin_shapes(run.model.signature, target.shapes), ready.inputs)
     work = run.work / target.name / target.precision
     passes = passes_for(kind, run.model, target.precision, target.shapes, target.conversion)
     if not passes:

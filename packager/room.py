@@ -70,6 +70,7 @@ class Limits(BaseModel):
     refused_domains: list[str] = Field([], description="operator domains no operator of which converts")
     refused_operators: dict[str, str] = Field({}, description="operators that never convert, with the reason")
     dtypes: list[str] = Field([], description="dtypes allowed in the signature; empty: all")
+    fixed_shapes: bool = Field(False, description="every dim of the inputs must be a number, or pinned by `shapes`")
 
 
 class Dialect(BaseModel):

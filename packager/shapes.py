@@ -18,7 +18,7 @@ def pin_shapes(signature: Signature, shapes: tuple[tuple[str, int], ...]) -> Sig
     """
     symbols: dict[str, int] = {}
     places: dict[tuple[str, int], int] = {}
-    known = _pinnable(signature)
+    known = pinnable(signature)
     for key, size in shapes:
         if size < 1:
             raise Refused(f"shapes: '{key}' is pinned to {size}", "a size is at least 1")
@@ -50,7 +50,7 @@ def pin_shapes(signature: Signature, shapes: tuple[tuple[str, int], ...]) -> Sig
     )
 
 
-def _pinnable(signature: Signature) -> dict[str, tuple[str, int] | None]:
+def pinnable(signature: Signature) -> dict[str, tuple[str, int] | None]:
     """Keys ``shapes`` may use: symbols (with ``None``) and ``input:axis`` of unnamed dims (with the place)."""
     found: dict[str, tuple[str, int] | None] = dict.fromkeys(signature.symbols())
     for spec in signature.inputs:

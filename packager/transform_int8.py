@@ -8,7 +8,7 @@ alone: they are verified as they are.
 **Saturation.** x86 CPUs without VNNI or AMX multiply u8 by s8 with ``vpmaddubsw``, which adds two products in 16 bits
 and saturates: 2 * 255 * 127 is more than 32767. Weights of 7 bits can't: 2 * 255 * 64 = 32640. A bundle is run on other
 machines than the one that built it, so ``reduce_range=None`` means 7 bits wherever such a CPU may run the bundle
-(dynamic, and scheme ``qdq``), whatever this CPU has. ``symmetric`` (GPUs) and ``npu16`` (NPUs) keep all 8.
+(dynamic, and scheme ``qdq``), whatever this CPU has. ``symmetric`` (GPUs), ``npu8`` and ``npu16`` (NPUs) keep all 8.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from packager.room import Step
 from packager.transform import Context, Outcome
 from packager.transform_int8_linear import quantise_layers
 from packager.transform_int8_search import restore, searched
+from packager.transform_qdq import throughout
 from packager.transform_quantiser import (
     CARRIERS,
     EXTERNAL_BYTES,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Method = Literal["minmax", "entropy", "percentile"]
-Scheme = Literal["qdq", "symmetric", "npu16"]
+Scheme = Literal["qdq", "symmetric", "npu8", "npu16"]
 Activation = Literal["uint8", "int8", "uint16"]
 Weight = Literal["int8", "uint8"]
 
@@ -55,10 +56,14 @@ MIN_OPSET = {"dynamic": 11, "static": 13, "uint16": 21}
 PRESETS: dict[Scheme, tuple[Activation, Weight, bool, bool]] = {
     "qdq": ("uint8", "int8", False, True),
     "symmetric": ("int8", "int8", True, False),
-    "npu16": ("uint16", "uint8", False, False),
+    "npu8": ("uint8", "int8", False, False),
+    "npu16": ("uint16", "int8", False, False),
 }
 """By scheme: dtype of activations, of weights, whether activations are symmetric, whether weights have 7 bits.
-OpenVINO and ONNX Runtime take ``qdq``, TensorRT only symmetric int8, Qualcomm's HTP uint16 with uint8 weights."""
+OpenVINO and ONNX Runtime take ``qdq``, TensorRT only symmetric int8. Qualcomm's HTP
+takes unsigned activations of 8 or 16 bits, and scales per channel only for signed weights."""
+THROUGHOUT = ("npu8", "npu16")
+"""Schemes that leave no operator in float (:mod:`packager.transform_qdq`)."""
 OTHER_OPERATORS = {"Attention": 1, "Conv": 1, "EmbedLayerNormalization": 2, "LSTM": 1}
 """What ONNX Runtime's quantiser makes integer beside linear layers and tables, and which input holds the weight."""
 FAILURES = (ValueError, KeyError, IndexError, RuntimeError, AssertionError, TypeError)
@@ -257,6 +262,13 @@ class Int8Static:
             # One case at a time, so that histograms take cases of several shapes; and over the range of signed values,
             # since the quantiser can't cut a range like [2, 2] into bins.
             options |= {"CalibStridedMinMax": 1, "CalibTensorRangeSymmetric": False}
+        operators: tuple[str, ...] | None = None
+        if self.scheme in THROUGHOUT:
+            whole = throughout(
+                before, types[activation], types[weight], per_channel=self.per_channel, excluded=list(excluded)
+            )
+            operators, excluded = whole.operators, whole.excluded
+            options = {**options, "QDQKeepRemovableActivations": False, **whole.options}
         with quiet():
             try:
                 quantize_static(
@@ -268,6 +280,7 @@ class Int8Static:
                     reduce_range=reduced,
                     activation_type=types[activation],
                     weight_type=types[weight],
+                    op_types_to_quantize=operators,
                     nodes_to_exclude=list(excluded),
                     calibrate_method=methods[self.method],
                     extra_options=options,
@@ -282,9 +295,10 @@ class Int8Static:
         Raises:
             Refused: there are none.
         """
-        cases: Sequence[GoldenCase] = context.goldens.cases
+        signature = open_model(source).signature
+        cases: Sequence[GoldenCase] = [case for case in context.goldens.cases if signature.takes(case.inputs)]
         if self.calibration is not None:
-            cases = read_goldens(self.calibration, open_model(source).signature).cases
+            cases = read_goldens(self.calibration, signature).cases
         if not cases:
             raise Refused("there is nothing to calibrate with", "give golden cases, or calibration = a folder of them")
         return cases

@@ -23,6 +23,7 @@ PASSES: Mapping[str, str] = {
     "clean": "packager.transform_cleaning:Clean",
     "drop-unused-imports": "packager.transform_versions:DropUnusedImports",
     "fold": "packager.transform_shapes:Fold",
+    "fold-batchnorm": "packager.transform_batchnorm:FoldBatchNorm",
     "fp16": "packager.transform_float16:Float16",
     "fp16-weights": "packager.transform_float16_weights:HalfWeights",
     "inline-functions": "packager.transform_versions:InlineFunctions",

@@ -48,8 +48,13 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return room.kind_named(request.param)
 
 
+def batch(kind: Kind) -> str | int:
+    """A free batch, or one of 1 for kinds that take no free dims."""
+    return 1 if kind.facts.limits.fixed_shapes else "n"
+
+
 @pytest.fixture
-def dense(tmp_path: Path) -> Path:
+def dense(kind: Kind, tmp_path: Path) -> Path:
     """``score = Relu(features @ weights)``: a model so plain that every room should have a plan for it."""
     (tmp_path / "model").mkdir()
     weights = numpy_helper.from_array(onnx.numpy_helper.to_array(helper.make_tensor("w", FLOAT, [3, 2], range(6))), "w")
@@ -57,7 +62,8 @@ def dense(tmp_path: Path) -> Path:
         helper.make_node("MatMul", ["features", "w"], ["hidden"], name="project"),
         helper.make_node("Relu", ["hidden"], ["score"], name="act"),
     ]
-    proto = model(nodes, [value("features")], [value("score", FLOAT, ["n", 2])], [weights])
+    rows = batch(kind)
+    proto = model(nodes, [value("features", FLOAT, [rows, 3])], [value("score", FLOAT, [rows, 2])], [weights])
     return save(proto, tmp_path / "model/ranker.onnx")
 
 
@@ -208,18 +214,18 @@ def test_the_plan_as_printed_is_the_snapshot(kind: Kind, dense: Path):
     assert text == snapshot.read_text(encoding="utf-8")
 
 
-def named(path: Path, names: list[str]) -> Path:
-    """A model with an input and an output after each name, and a symbolic dim of that name too."""
+def named(path: Path, names: list[str], rows: str | int) -> Path:
+    """A model with an input and an output after each name."""
     pairs = [(name, f"{name} out") for name in names]
     nodes = [helper.make_node("Relu", [one], [other], name=one) for one, other in pairs]
-    inputs = [value(one, FLOAT, ["n", 3]) for one, _ in pairs]
-    return save(model(nodes, inputs, [value(other, FLOAT, ["n", 3]) for _, other in pairs]), path)
+    inputs = [value(one, FLOAT, [rows, 3]) for one, _ in pairs]
+    return save(model(nodes, inputs, [value(other, FLOAT, [rows, 3]) for _, other in pairs]), path)
 
 
 def readme(kind: Kind, folder: Path, names: list[str]) -> str | None:
     """The README of a bundle of such a model; ``None`` where the room refuses it, with a reason."""
     folder.mkdir()
-    path = named(folder / "m.onnx", names)
+    path = named(folder / "m.onnx", names, batch(kind))
     try:
         plan = kind.load().plan(request_for(kind, path))
     except Refused as error:
@@ -258,7 +264,7 @@ def test_a_readme_stays_whole_whatever_tensors_are_called(kind: Kind, tmp_path: 
 
 
 def test_a_model_with_hostile_names_is_built_or_refused_with_a_reason(kind: Kind, tmp_path: Path):
-    path = named(tmp_path / "m ' $(x) 名前.onnx", HOSTILE)
+    path = named(tmp_path / "m ' $(x) 名前.onnx", HOSTILE, batch(kind))
     made = packager.build(path, targets=[kind.name], out=tmp_path / "dist", cache=False)
     (result,) = made.targets
     if result.exit_code == 0:

@@ -62,6 +62,7 @@ ELSEWHERE = {
     "transform_search": "test_transform_float16 and test_transform_int8_search: both searches",
     "transform_steps": "test_transform_versions: each step between operator sets",
     "transform": "a Protocol and its data only: nothing to run",
+    "transform_qdq": "test_transform_int8, whose schemes for accelerators it serves",
     "verdict": "test_verifying and test_report: plain data",
 }
 """Modules without a test module of their own name, and where they are tested."""

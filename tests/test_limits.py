@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from packager.errors import Refused
-from packager.goldens import GoldenSet
-from packager.limits import check_operators, check_precision, check_versions
-from packager.model import open_model
+from packager.goldens import GoldenCase, GoldenSet
+from packager.graph import Dim
+from packager.limits import check_operators, check_precision, check_shapes, check_versions
+from packager.model import Signature, TensorSpec, open_model
 from packager.room import Limits, PlanRequest, RoomOptions, TargetFacts
+from packager.shapes import pin_shapes
 
 X = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
 Y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
@@ -94,3 +97,30 @@ def test_a_plan_repeats_what_was_asked(tmp_path: Path) -> None:
     assert (plan.target, plan.kind, plan.name, plan.version, plan.precision) == ("t", "k", "m", "1", "fp32")
     assert (plan.opset, plan.model_digest, plan.options) == (17, asked.model.digest, "{}")
     assert (plan.notes, plan.signature) == (("note",), asked.model.signature)
+
+
+def test_free_dims_are_refused_with_the_line_that_pins_them() -> None:
+    dims: tuple[Dim, ...] = ("rows", 3, None)
+    signature = Signature((TensorSpec("x", "float32", dims), TensorSpec("n", "int64", ("rows",))), ())
+    cases = GoldenSet((GoldenCase("one", {"x": np.zeros((4, 3, 7), np.float32), "n": np.zeros(4, np.int64)}),))
+    check_shapes(facts(), "phone", signature, cases)
+    known = facts(fixed_shapes=True)
+    with pytest.raises(Refused) as caught:
+        check_shapes(known, "phone", signature, cases)
+    assert caught.value.message == (
+        "Kind bundles are compiled for fixed shapes, and input 'x' is float32[rows, 3, ?]; input 'n' is int64[rows]"
+    )
+    assert caught.value.hint == 'add to [targets.phone]: shapes = { rows = 4, "x:2" = 7 }'
+    pinned = pin_shapes(signature, (("rows", 4), ("x:2", 7)))
+    check_shapes(known, "phone", pinned, cases)
+    empty = GoldenSet((GoldenCase("none", {"x": np.zeros((0, 3, 7), np.float32), "n": np.zeros(0, np.int64)}),))
+    with pytest.raises(Refused) as caught:
+        check_shapes(known, "phone", signature, empty)
+    assert "rows = 1," in str(caught.value.hint), "no runtime compiles for a size of 0"
+
+
+def test_an_input_without_a_rank_can_not_be_pinned() -> None:
+    signature = Signature((TensorSpec("x", "float32", None),), ())
+    with pytest.raises(Refused) as caught:
+        check_shapes(facts(fixed_shapes=True), "phone", signature, GoldenSet(()))
+    assert caught.value.hint == "declare the shape of x when exporting the model"

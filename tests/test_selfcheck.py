@@ -211,6 +211,18 @@ def test_a_runtime_that_is_not_there_makes_it_not_runnable(bundle, source, said)
     assert verdict is None
 
 
+def test_a_runtime_that_only_stands_in_says_so(bundle):
+    """The level is the runtime's own, where the loader knows that it is none; else it is what the partner has."""
+    assert check(bundle)[2]["level"] == "runtime"
+    told = '"device": "CPU", "level": "emulated", "reason": "no chip here"'
+    (bundle / "infer.py").write_text(INFER.replace('"device": "CPU"', told), encoding="utf-8")
+    seal(bundle)
+    code, _, verdict = check(bundle)
+    assert code == 0
+    assert (verdict["level"], verdict["level_reason"]) == ("emulated", "no chip here")
+    assert verdict["runtime"] == {"name": "fake", "version": "1.0", "device": "CPU"}
+
+
 @pytest.mark.parametrize("package", ["numpy", "safetensors"])
 def test_a_missing_package_is_named(bundle, package):
     code, said, _ = check(bundle, blocked=package)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -253,7 +254,7 @@ def test_steps_print_the_settings():
     }  # fmt: skip
     settings = dict(Int8Static(scheme="npu16", exclude_types=("Conv",)).step().settings)
     assert settings["activations"] == "uint16"
-    assert settings["weight dtype"] == "uint8"
+    assert settings["weight dtype"] == "int8"
     assert settings["excluded operators"] == "Conv"
     assert dict(Int8Static(scheme="symmetric").step().settings)["bits of a weight"] == "8"
 
@@ -279,3 +280,59 @@ def test_bodies_of_branches_stay_sorted(tmp_path: Path, corpus: Path):
     out = tmp_path / "out/model.onnx"
     apply([Int8Dynamic()], Context(source, tmp_path / "work", GoldenSet(())), out)
     onnx.checker.check_model(str(out))
+
+
+@pytest.mark.parametrize(("scheme", "dtype"), [("npu8", onnx.TensorProto.UINT8), ("npu16", onnx.TensorProto.UINT16)])
+def test_an_accelerator_gets_a_scale_for_every_tensor(tmp_path: Path, scheme: Literal["npu8", "npu16"], dtype: int):
+    """HardSwish and Neg are no business of a CPU's quantiser; here nothing is left in float."""
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], name="conv"),
+        node("HardSwish", ["a"], ["b"], name="swish"),
+        node("Neg", ["b"], ["y"], name="neg"),
+    ]
+    random = np.random.default_rng(11)  # of its own, so that the values don't hang on which tests ran before
+    weights = np.stack([random.normal(0, size, (2, 3, 3)) for size in (0.1, 1, 10)])
+    spec = [value("x", shape=(1, 2, 5, 5))], [value("y", shape=(1, 3, 3, 3))]
+    path = save(model(nodes, *spec, [const("w", weights)], opset=21, ir=10), tmp_path / "m.onnx")
+    cases = synthesise(open_model(path))
+    (tmp_path / "out").mkdir()
+    made = apply([Int8Static(scheme=scheme)], Context(path, tmp_path, cases), tmp_path / "out/m.onnx")
+    proto = onnx.load(made.path)
+    producer = {name: each.op_type for each in proto.graph.node for name in each.output}
+    for each in proto.graph.node:
+        if each.op_type in ("Conv", "HardSwish", "Neg"):
+            assert {producer[name] for name in each.input} == {"DequantizeLinear"}, each.name
+    stored = {tensor.name: tensor for tensor in proto.graph.initializer}
+    zeros = [stored[each.input[2]] for each in proto.graph.node if each.op_type == "QuantizeLinear"]
+    assert {tensor.data_type for tensor in zeros} == {dtype}
+    scales = next(stored[each.input[1]] for each in proto.graph.node if each.input[0] == "w_quantized")
+    assert list(scales.dims) == [3], "a scale per channel"
+    feeds = dict(cases.cases[0].inputs)
+    expected, answered = run(path, feeds), run(made.path, feeds)
+    # Of 8 bits: half a step of 1/255 in each of four tensors, whose ranges are up to twice the largest output's.
+    steps = 8 if scheme == "npu8" else 2
+    assert np.abs(answered - expected).max() <= steps / 255 * np.abs(expected).max()
+
+
+def test_a_node_with_an_infinite_constant_stays_in_float(tmp_path: Path):
+    nodes = [node("MatMul", ["x", "w"], ["h"], name="fc"), node("Max", ["h", "floor"], ["y"], name="max")]
+    held = [const("w", W), const("floor", -np.inf)]
+    spec = [value("x", shape=(6, 16))], [value("y", shape=(6, 8))]
+    path = save(model(nodes, *spec, held, opset=21, ir=10), tmp_path / "m.onnx")
+    (tmp_path / "out").mkdir()
+    made = apply([Int8Static(scheme="npu16")], Context(path, tmp_path, goldens(X)), tmp_path / "out/m.onnx")
+    largest = next(each for each in onnx.load(made.path).graph.node if each.name == "max")
+    assert "floor" in largest.input, "and no scale is made of infinity"
+    np.testing.assert_allclose(run(made.path, {"x": X}), X @ W, atol=0.02 * np.abs(X @ W).max())
+
+
+def test_cases_that_a_pinned_model_does_not_take_do_not_calibrate(tmp_path: Path):
+    proto = network()
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 6
+    path = save(proto, tmp_path / "m.onnx")
+    (tmp_path / "out").mkdir()
+    cases = goldens(np.ones((2, 16), np.float32), X)
+    made = apply([Int8Static()], Context(path, tmp_path, cases), tmp_path / "out/m.onnx")
+    np.testing.assert_allclose(run(made.path, {"x": X}), EXPECTED, atol=0.05 * np.abs(EXPECTED).max())
+    with pytest.raises(Refused, match="nothing to calibrate with"):
+        apply([Int8Static()], Context(path, tmp_path, goldens(np.ones((2, 16), np.float32))), tmp_path / "out/n.onnx")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from packager.errors import Refused, VerificationError

@@ -1,0 +1,116 @@
+"""Compiling ahead of time: QNN turns the quantised model into a context binary, and says what it couldn't take.
+
+The model goes to ONNX Runtime as bytes. From a file, the name of QNN's graph would hold a hash of the file's path, and
+the same model would give other bytes in another folder. QNN runs in a folder of its own, so that whatever it writes
+beside what it was asked for is thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+from packager.errors import BuildError
+from packager.files import clone_file, storage_errors, to_json, write_text
+from packager.graph import Structure
+from packager.model import open_model
+from packager.render import render
+from packager.room import Plan, Stage, kind_named
+from packager.selfcheck import ship_loader
+from packager.targets.npu import infer
+from packager.targets.npu.coverage import Coverage, read_trace
+from packager.targets.npu.options import Options
+
+COVERAGE = "coverage.json"
+LOADERS = {
+    "cpp/main.cpp": "main.cpp.j2",
+    "cpp/CMakeLists.txt": "CMakeLists.txt.j2",
+    "android/NpuModel.kt": "NpuModel.kt.j2",
+}
+"""Files in other languages, and their templates."""
+
+
+def compile_bundle(plan: Plan, stage: Stage) -> None:
+    """Fill ``stage.folder`` as the plan says.
+
+    Raises:
+        BuildError: QNN refused the model, or leaves nodes to the CPU that may not go there.
+        StorageError: a file could not be written.
+    """
+    model = open_model(stage.model)
+    if model.external:
+        raise BuildError(
+            "the quantised model is larger than one file holds, which is more than an NPU's context can",
+            "split the model, or choose another target",
+        )
+    options = Options.model_validate_json(plan.options)
+    found = compiled(stage.model, stage.folder, options, model.structure)
+    if found.on_cpu and not options.allow_fallback:
+        raise BuildError(
+            f"the NPU doesn't take {len(found.on_cpu)} of {found.nodes} nodes:{found.left_out}",
+            "export the model without them, or set allow_fallback = true",
+        )
+    with storage_errors("writing the bundle"):
+        clone_file(stage.model, stage.folder / infer.FALLBACK)
+        write_text(stage.folder / COVERAGE, to_json(found.document()))
+        write_loaders(plan, options, stage.folder)
+    ship_loader(Path(infer.__file__), stage.folder)
+
+
+def compiled(model: Path, folder: Path, options: Options, structure: Structure) -> Coverage:
+    """Write the context model and its binary into ``folder``, and say which nodes QNN took.
+
+    Raises:
+        BuildError: QNN refused.
+    """
+    import onnxruntime_qnn
+
+    folder = folder.resolve()
+    runtime = infer.load_runtime()
+    settings = runtime.SessionOptions()
+    settings.log_severity_level = infer.FATAL
+    for key, value in (
+        ("ep.context_enable", "1"),
+        ("ep.context_embed_mode", "0"),
+        ("ep.context_file_path", str(folder / infer.CONTEXT)),
+    ):
+        settings.add_session_config_entry(key, value)
+    data = model.read_bytes()
+    with tempfile.TemporaryDirectory(prefix="packager-qnn-") as name, contextlib.chdir(name):
+        chosen = {
+            **infer.provider_options(options.model_dump(), onnxruntime_qnn.get_qnn_htp_path()),
+            "htp_graph_finalization_optimization_mode": str(options.optimisation),
+            "enable_framework_op_trace": "1",
+            "framework_op_trace_dir": name,
+        }
+        try:
+            settings.add_provider_for_devices([infer.find_device(runtime)], chosen)
+            session = runtime.InferenceSession(data, settings)
+        except Exception as error:  # ONNX Runtime's exception types are not public
+            raise BuildError(
+                f"QNN can't compile the model: {infer.one_line(error)}",
+                "try another htp_arch or precision, or export the model without the node that it names",
+            ) from error
+        found = read_trace(Path(name), structure)
+        del session
+    if not (folder / infer.CONTEXT).is_file() or not (folder / infer.BINARY).is_file():
+        raise BuildError(
+            f"QNN took no node of the model, so there is no context binary{found.left_out}",
+            "choose another target for this model",
+        )
+    return found
+
+
+def write_loaders(plan: Plan, options: Options, folder: Path) -> None:
+    """The loaders in C++ and Kotlin, with this model's names, shapes and settings."""
+    settings = infer.provider_options(options.model_dump(), "")
+    del settings["backend_path"]
+    kind = kind_named(plan.kind)
+    for name, template in LOADERS.items():
+        text = render(
+            kind, f"{plan.kind}/{template}", signature=plan.signature, settings=settings,
+            allow_fallback=options.allow_fallback, maven=[kind.facts.pins[key] for key in sorted(kind.facts.pins)],
+        )  # fmt: skip
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_text(folder / name, text)
