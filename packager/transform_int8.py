@@ -51,7 +51,8 @@ PRESETS: dict[Scheme, tuple[Activation, Weight, bool, bool]] = {
     "npu16": ("uint16", "uint8", False, False),
 }
 """By scheme: dtype of activations, of weights, whether activations are symmetric, whether weights have 7 bits.
-OpenVINO and ONNX Runtime take ``qdq``, TensorRT only symmetric int8, Qualcomm's HTP uint16 with uint8 weights."""
+OpenVINO and ONNX Runtime take ``qdq``, TensorRT only symmetric int8 (and no int32: biases stay float), Qualcomm's HTP
+uint16 with uint8 weights."""
 _PREPROCESSED = "onnx.quant.pre_process"
 
 
@@ -200,7 +201,11 @@ class Int8Static:
                     nodes_to_exclude=excluded,
                     use_external_data_format=_is_large(model),
                     calibrate_method=methods[self.method],
-                    extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": weight == "int8"},
+                    extra_options={
+                        "ActivationSymmetric": symmetric,
+                        "WeightSymmetric": weight == "int8",
+                        "QuantizeBias": self.scheme != "symmetric",
+                    },
                 )
             except (ValueError, KeyError, IndexError, RuntimeError, AssertionError, TypeError) as error:
                 raise Refused(f"ONNX Runtime's quantiser failed: {error}", hint) from error
