@@ -215,7 +215,8 @@ class Stage:
 class RuntimeInfo:
     """What executed the bundle: runtime, exact version, device, and the level that makes.
 
-    ``reason`` says why the level isn't ``runtime``; empty when it is.
+    ``reason`` says why the level isn't ``runtime``; empty when it is. Level ``none`` says that the bundle is a recipe:
+    another machine has to finish it, nothing can be run before, and it is never counted as verified.
     """
 
     name: str

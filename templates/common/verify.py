@@ -159,7 +159,8 @@ def run_goldens(seal: Seal) -> tuple[dict[str, Any], str]:
         results.append(parity.compare_case(case.name, case.outputs, outputs, golden.rules, golden.excluded_names))
     document = parity.verdict_document(
         results,
-        level="runtime",
+        level=runtime.pop("level", "runtime"),
+        level_reason=runtime.pop("level_reason", ""),
         runtime=runtime,
         host=host(),
         policy={"name": golden.policy, "precision": golden.precision},
