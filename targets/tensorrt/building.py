@@ -150,7 +150,7 @@ def _compile(onnx: Path, sidecar: Mapping[str, Any], plan: Plan) -> tuple[bytes,
     if differences:
         raise BuildError(f"{name} sees another signature: " + "; ".join(differences), "export the model again")
     if sidecar["builder"] == "rtx":
-        facts["cuda"] = "12"  # the wheels named cu12
+        facts["cuda"] = kind_named(plan.kind).facts.pins["cuda"]
     return made.data, {**facts, "bindings": list(made.bindings)}
 
 

@@ -70,13 +70,15 @@ def _logger(trt: Any) -> Any:  # noqa: ANN401 - of two libraries
     return Logger()
 
 
-def compile_engine(trt: Any, onnx: Path, wanted: Mapping[str, Any]) -> Built:  # noqa: ANN401
+def compile_engine(trt: Any, onnx: Path, wanted: Mapping[str, Any], timing_cache: Path | None = None) -> Built:  # noqa: ANN401
     """Parse and build.
 
     Args:
         trt: the library's module.
         onnx: the model's file; external data beside it.
         wanted: what ``engine.json`` says.
+        timing_cache: a file by which TensorRT proper chooses the same kernels again; read if it is there, written
+            after. TensorRT for RTX measures nothing when it builds and has none.
 
     Raises:
         Unsupported: the parser can't take nodes, each of which is told, or reads some in another sense.
@@ -91,13 +93,13 @@ def compile_engine(trt: Any, onnx: Path, wanted: Mapping[str, Any]) -> Built:  #
         raise Unsupported("\n".join(_refusals(trt, builder, logger, onnx) or logger.errors or ["it gives no reason"]))
     _check_senses(trt, network, wanted)
     bindings = tuple(_bindings(network))
-    config = _configured(trt, builder, network, wanted)
+    config = _configured(trt, builder, wanted, timing_cache)
     _give_profile(builder, config, bindings, wanted["profiles"])
     data = builder.build_serialized_network(network, config)
     if data is None:
         raise Failed("; ".join(logger.errors) or "it gives no reason")
-    if wanted.get("timing_cache"):
-        Path(wanted["timing_cache"]).write_bytes(bytes(memoryview(config.get_timing_cache().serialize())))
+    if timing_cache is not None and wanted["builder"] == "tensorrt":
+        timing_cache.write_bytes(bytes(memoryview(config.get_timing_cache().serialize())))
     return Built(bytes(memoryview(data)), bindings)
 
 
@@ -170,7 +172,7 @@ def _bindings(network: Any) -> list[dict[str, Any]]:  # noqa: ANN401
     return found
 
 
-def _configured(trt: Any, builder: Any, network: Any, wanted: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _configured(trt: Any, builder: Any, wanted: Mapping[str, Any], timing_cache: Path | None) -> Any:  # noqa: ANN401
     config = builder.create_builder_config()
     if not wanted["tf32"]:
         config.clear_flag(trt.BuilderFlag.TF32)
@@ -183,10 +185,8 @@ def _configured(trt: Any, builder: Any, network: Any, wanted: Mapping[str, Any])
         return config
     if wanted["optimization_level"] is not None:
         config.builder_optimization_level = wanted["optimization_level"]
-    # The same kernels are chosen again where the cache of an earlier build lies beside the engine.
-    file = Path(wanted["timing_cache"]) if wanted.get("timing_cache") else None
-    if file is not None:
-        known = file.read_bytes() if file.is_file() else b""
+    if timing_cache is not None:
+        known = timing_cache.read_bytes() if timing_cache.is_file() else b""
         config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
     return config
 
@@ -223,7 +223,7 @@ def shipped_facts(trt: Any, builder: str) -> dict[str, Any]:  # noqa: ANN401
     if builder == "rtx":
         return facts | {"systems": ["Linux", "Windows"], "machines": ["x86_64", "AMD64"]}
     cuda = load_cuda()
-    machine = look(trt, cuda, builder)
+    machine = look(str(trt.__version__), cuda, builder)
     if machine.lacking:
         raise Missing("; ".join(machine.lacking))
     status, version = cuda.cudaRuntimeGetVersion()
@@ -242,7 +242,7 @@ def main(folder: Path) -> int:
             raise Missing(f"{NAMES[wanted['builder']]} can't be imported here")
         wanted |= shipped_facts(trt, wanted["builder"])
         out.mkdir(exist_ok=True)
-        made = compile_engine(trt, folder / ONNX, {**wanted, "timing_cache": str(out / TIMING_CACHE)})
+        made = compile_engine(trt, folder / ONNX, wanted, out / TIMING_CACHE)
     except (Missing, OSError, ValueError) as error:
         print(f"not built: {error}", file=sys.stderr)  # noqa: T201
         return 2

@@ -109,6 +109,11 @@ def load_library(builder: str) -> ModuleType | None:
     return None
 
 
+def version_of(library: ModuleType | None) -> str | None:
+    """The exact version of the builder's library."""
+    return None if library is None else str(library.__version__)
+
+
 def load_cuda() -> Any:  # noqa: ANN401 - a module of another package
     """The module of CUDA's runtime functions; ``None`` where the package cuda-bindings isn't installed."""
     try:
@@ -117,10 +122,17 @@ def load_cuda() -> Any:  # noqa: ANN401 - a module of another package
         return None
 
 
-def look(trt: Any, cuda: Any, builder: str, device: int = 0) -> Machine:  # noqa: ANN401 - modules or None
-    """This machine, as far as library and CUDA tell."""
+def look(version: str | None, cuda: Any, builder: str, device: int = 0) -> Machine:  # noqa: ANN401 - a module or None
+    """This machine, as far as CUDA tells.
+
+    Args:
+        version: of the builder's library; ``None`` where it isn't here.
+        cuda: CUDA's module; ``None`` where it isn't here.
+        builder: which library is wanted.
+        device: number of the CUDA device.
+    """
     lacking, capability = [], ""
-    if trt is None:
+    if version is None:
         lacking.append(f"{NAMES[builder]} can't be imported here (Python package {MODULES[builder][0]})")
     if cuda is None:
         lacking.append("the Python package cuda-bindings isn't installed here")
@@ -132,5 +144,4 @@ def look(trt: Any, cuda: Any, builder: str, device: int = 0) -> Machine:  # noqa
             kinds = cuda.cudaDeviceAttr
             asked = (kinds.cudaDevAttrComputeCapabilityMajor, kinds.cudaDevAttrComputeCapabilityMinor)
             capability = ".".join(str(cuda.cudaDeviceGetAttribute(each, device)[1]) for each in asked)
-    version = "" if trt is None else str(trt.__version__)
-    return Machine(version, capability, platform.system(), platform.machine(), tuple(lacking))
+    return Machine(version or "", capability, platform.system(), platform.machine(), tuple(lacking))

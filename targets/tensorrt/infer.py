@@ -41,6 +41,7 @@ from packager.targets.tensorrt.fit import (
     look,
     misfits,
     read_sidecar,
+    version_of,
 )
 
 SMALL_FLOATS = ("bfloat16",)
@@ -156,7 +157,7 @@ class _Engine:
         home = folder / BUILT if (folder / BUILT / SIDECAR).is_file() else folder
         sidecar = read_sidecar(home)
         self._trt, self._cuda = load_library(sidecar["builder"]), load_cuda()
-        machine = look(self._trt, self._cuda, sidecar["builder"], device)
+        machine = look(version_of(self._trt), self._cuda, sidecar["builder"], device)
         reasons = misfits(sidecar, machine)
         if reasons:
             raise Misfit(reasons)

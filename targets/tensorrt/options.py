@@ -9,6 +9,9 @@ from pydantic import Field
 from packager.room import RoomOptions
 
 Size = Annotated[int, Field(ge=1)]
+Sizes = Annotated[tuple[Size, Size, Size], Field(strict=False)]
+Row = Annotated[tuple[int, ...], Field(strict=False)]
+Rows = Annotated[tuple[Row, Row, Row], Field(strict=False)]
 
 
 class Options(RoomOptions):
@@ -25,15 +28,13 @@ class Options(RoomOptions):
         description="builder tensorrt without library or GPU: make a bundle of the ONNX file, the profiles and the "
         "script that builds and checks the engine on the GPU machine. It has no engine and never counts as verified.",
     )
-    profiles: dict[str, tuple[Size, Size, Size]] = Field(
+    profiles: dict[str, Sizes] = Field(
         {},
-        strict=False,
         description="smallest, usual and largest size of each free dim, by its name or as input:axis; the engine takes "
         "nothing beyond. What isn't named is what the golden cases show.",
     )
-    values: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = Field(
+    values: dict[str, Rows] = Field(
         {},
-        strict=False,
         description="least, usual and greatest values of inputs that decide shapes (shape tensors), by input",
     )
     compute_capabilities: tuple[Literal["7.5", "8.0", "8.6", "8.9", "12.0", "12.1"], ...] = Field(

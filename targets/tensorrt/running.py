@@ -64,7 +64,7 @@ def _proxy(bundle: Path, why: Misfit, builder: str) -> tuple[Model, RuntimeInfo]
     ran = f"{model.info['name']} {model.info['version']}"
     reason = (
         f"the engine wasn't executed here ({'; '.join(why.reasons)}): structural, it was parsed and built by {builder} "
-        f"and its bindings are the model's; model.onnx, which it was built from, answered the golden cases in {ran}: proxy"
+        f"and its bindings are the model's; model.onnx, which it was built from, answered the goldens: proxy, {ran}"
     )
     details = (
         ("engine", f"structural: parsed and built by {builder}, bindings checked, not executed"),
