@@ -52,7 +52,7 @@ def _shipped(source: Path, beside: Mapping[str, Path]) -> str:
         )
     if "from packager" in text or "import packager" in text:
         raise InternalError(
-            f"{source} ships in bundles, so it may import of packager only packager.feeds and what ships too"
+            f"{source} ships in bundles, so it may import nothing of packager but packager.feeds and neighbours"
         )
     return text
 

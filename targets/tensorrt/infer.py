@@ -118,8 +118,11 @@ class _Onnx:
         options.add_session_config_entry("session.x64quantprecision", "1")
         self._session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
         self._needs_values = {each.name for each in self._session.get_inputs()}
-        self.info = {"name": "ONNX Runtime", "version": ort.__version__, "device": "CPU", "level": "proxy"}
-        self.info["level_reason"] = "model.onnx, from which the engine is built, ran instead of the engine"
+        # Of the engine itself this says nothing: it keeps the level of having been built.
+        level = "none" if read_sidecar(folder)["recipe"] else "structural"
+        reason = "model.onnx, from which the engine is built, ran instead of it: proxy for that file only"
+        self.info = {"name": "ONNX Runtime", "version": ort.__version__, "device": "CPU"}
+        self.info |= {"level": level, "level_reason": reason}
 
     def run(self, arrays: Mapping[str, Array], outputs: Sequence[Tensor]) -> dict[str, Array]:
         """Run once."""

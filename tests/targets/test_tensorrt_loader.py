@@ -192,7 +192,9 @@ def test_the_self_check_says_when_it_ran_the_onnx_file(tmp_path: Path):
     done = run(folder, "verify.py", "--out", "../onnx.json", TENSORRT_THROUGH="onnxruntime")
     assert done.returncode == 0, done.stderr
     document = json.loads((folder.parent / "onnx.json").read_text())
-    assert document["level"] == "proxy" and "instead of the engine" in document["level_reason"]
+    assert document["level"] == "none" and "proxy for that file only" in document["level_reason"]
+    taken = packager.verify(folder, imported=folder.parent / "onnx.json")
+    assert taken.exit_code == 6 and taken.error is not None and "was not executed there" in taken.error.message
 
 
 def test_tensorrt_proper_builds_and_runs_where_its_gpu_is(tmp_path: Path, faked: pytest.MonkeyPatch):
