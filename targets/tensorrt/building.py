@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def _wanted(plan: Plan, stage: Stage, model: Model, options: Options, chosen: Ch
         "strongly_typed": True,
         "tf32": options.tf32,
         "optimization_level": options.optimization_level,
-        "profiles": [{"name": each.name, "shapes": each.shapes, "values": each.values} for each in profiles],
+        "profiles": [asdict(each) for each in profiles],
         "grid_sample": grid_sample_modes(model.structure),
         "wide_constants": _wide_constants(model.path) if chosen.builder == "tensorrt" else [],
         "bindings": [],

@@ -72,7 +72,7 @@ def _check_options(options: Options) -> None:
 
 def _reading(request: PlanRequest) -> tuple[Step, ...]:
     structure = request.model.structure
-    steps = [Step(title, (("nodes", _shown(nodes)),)) for title, nodes in rewrites(structure).items()]
+    steps = [Step(title, (("in", _shown(labels)),)) for title, labels in rewrites(structure).items()]
     reading = [("opset", str(request.model.opset)), ("ir version", str(structure.ir_version))]
     if request.model.external:
         reading.append(("external data", f"{len(request.model.external)} files"))

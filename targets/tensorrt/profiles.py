@@ -32,12 +32,14 @@ MAX_VALUES = 64
 
 @dataclass(frozen=True)
 class Profile:
-    """One input's range. ``shapes`` has least, usual and greatest shape; ``values`` those of what the tensor holds.
+    """One input's range. ``dims`` has the sizes of its dims, and the names of free ones (dims of one name are equal);
+    ``shapes`` least, usual and greatest shape; ``values`` those of what the tensor holds.
 
     ``values`` is ``None`` where the input can't decide a shape, or no range of its values is known.
     """
 
     name: str
+    dims: tuple[int | str, ...]
     shapes: Values
     values: Values | None = None
 
@@ -55,6 +57,7 @@ def profiles_for(target: str, signature: Signature, goldens: GoldenSet, options:
         Refused: a range is missing (the hint has the lines to add), makes no sense, or names no free dim.
     """
     goldens = GoldenSet(tuple(case for case in goldens.cases if signature.takes(case.inputs)))
+    _check_equal(signature, goldens)
     seen = _seen(signature, goldens)
     _check_named(seen, options)
     ranges = {key: options.profiles.get(key) or _range(sizes) for key, sizes in seen.items()}
@@ -76,6 +79,28 @@ def dim_keys(spec: TensorSpec) -> dict[int, str]:
         for axis, dim in enumerate(spec.dims or ())
         if not isinstance(dim, int)
     }
+
+
+def _check_equal(signature: Signature, goldens: GoldenSet) -> None:
+    """TensorRT takes dims of one name for one size. Other runtimes take such a name for a comment.
+
+    Raises:
+        Refused: a golden case has two sizes of one name.
+    """
+    wrong = []
+    for case in goldens.cases:
+        sizes: dict[str, set[int]] = {}
+        for spec in signature.inputs:
+            for axis, key in dim_keys(spec).items():
+                sizes.setdefault(key, set()).add(int(np.shape(case.inputs[spec.name])[axis]))
+        wrong += [
+            f"'{key}' is {sorted(each)} in golden case '{case.name}'" for key, each in sizes.items() if len(each) > 1
+        ]
+    if wrong:
+        raise Refused(
+            "TensorRT takes dims of one name for one size:" + "".join(f"\n  {line}" for line in wrong),
+            "give the dims names of their own in the model, or none",
+        )
 
 
 def _seen(signature: Signature, goldens: GoldenSet) -> dict[str, list[int]]:
@@ -142,7 +167,8 @@ def _profile(spec: TensorSpec, ranges: Mapping[str, Triple], goldens: GoldenSet,
             dim if isinstance(dim, int) else ranges[keys[axis]][which] for axis, dim in enumerate(spec.dims or ())
         )
 
-    return Profile(spec.name, (shape(0), shape(1), shape(2)), _values(spec, goldens, options))
+    dims = tuple(dim if isinstance(dim, int) else keys[axis] for axis, dim in enumerate(spec.dims or ()))
+    return Profile(spec.name, dims, (shape(0), shape(1), shape(2)), _values(spec, goldens, options))
 
 
 def _values(spec: TensorSpec, goldens: GoldenSet, options: Options) -> Values | None:

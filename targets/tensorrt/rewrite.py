@@ -21,13 +21,17 @@ from packager.transform_graphs import all_names, constant, drop_dead, fresh, rep
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+UNKNOWN = "?"
+"""How some exporters call every dim that they know nothing of."""
+
 CHANNEL_OPSET, HALF_SCALE_OPSET = 13, 19
 """DequantizeLinear has a scale per channel since opset 13, and scales of float16 since 19."""
 
 
 @dataclass(frozen=True)
 class ForTensorRT:
-    """Weights stored as int8 behind a Cast become DequantizeLinear, and Resize says half_pixel where it can."""
+    """Weights stored as int8 behind a Cast become DequantizeLinear, Resize says half_pixel where it can, and dims that
+    nothing is known of have no name."""
 
     name: str = "for-tensorrt"
 
@@ -42,6 +46,8 @@ class ForTensorRT:
     def run(self, model: ir.Model, context: Context) -> Outcome:
         """Rewrite in place; what is rewritten stands in the plan's steps."""
         taken = all_names(model)
+        for value in model.graph.inputs:
+            _unname(value)
         for node in list(model.graph.all_nodes()):
             if node.domain:
                 continue
@@ -53,6 +59,17 @@ class ForTensorRT:
                 _unpack(model, node, taken)
         drop_dead(model)
         return Outcome(model)
+
+
+def _unname(value: ir.Value) -> None:
+    """Take the name ``?`` from dims: TensorRT would take all dims of that name for one size."""
+    if value.shape is None:
+        return
+    shape = value.shape.copy(frozen=False)
+    for axis, dim in enumerate(shape):
+        if getattr(dim, "value", dim) == UNKNOWN:
+            shape[axis] = None
+    value.shape = shape
 
 
 def _unpack(model: ir.Model, cast: ir.Node, taken: set[str]) -> None:

@@ -103,9 +103,15 @@ def _depends_on_values(name: str, makers: Mapping[str, Node], constants: Mapping
 
 
 def rewrites(structure: Structure) -> dict[str, list[str]]:
-    """What will be rewritten: titles of steps, each with the nodes' labels."""
+    """What will be rewritten: titles of steps, each with labels of nodes, or names of inputs.
+
+    A dim that an exporter knows nothing of has no name here, but may be called ``?`` in the file, as all such are.
+    """
     found: dict[str, list[str]] = {}
     constants = dict(constant_values(structure.graph))
+    nameless = [value.name for value in structure.graph.inputs if None in (value.type.dims or ())]
+    if nameless:
+        found["Leaving nameless dims without a name, since TensorRT takes dims of one name for one size"] = nameless
     for node in structure.graph.walk():
         title = _rewrite_title(node, constants)
         if title:

@@ -271,6 +271,23 @@ def test_sizes_the_graph_cannot_have_are_tensorrts_to_refuse(tmp_path: Path):
     assert caught.value.hint is not None and "profiles" in caught.value.hint
 
 
+def test_dims_that_exporters_know_nothing_of_are_not_one_size(tmp_path: Path):
+    """TensorRT takes dims of one name for one size; ``?`` is what some exporters write for any."""
+    path = relu(tmp_path, ["?", "?"])
+    goldens = of_sizes((1, 48), (2, 48))
+    _, folder = built(path, tmp_path / "out", goldens, profiles={"in/0:1:1": [48, 48, 48]})
+    (profile,) = sidecar(folder)["profiles"]
+    assert profile["dims"] == ["in/0:1:0", "in/0:1:1"] and profile["shapes"] == [[1, 48], [2, 48], [2, 48]]
+
+
+def test_goldens_with_two_sizes_of_one_name_are_refused(tmp_path: Path):
+    node = helper.make_node("Concat", ["a", "b"], ["y"], axis=0)
+    path = saved(tmp_path, [node], [value("a", FLOAT, ["n"]), value("b", FLOAT, ["n"])], [value("y", FLOAT, ["m"])])
+    goldens = cases(*({"a": np.zeros(n, np.float32), "b": np.zeros(n + 1, np.float32)} for n in (1, 2)))
+    with pytest.raises(Refused, match=r"'n' is \[1, 2\] in golden case '0'"):
+        tensorrt.plan(request(path, goldens))
+
+
 # What is built
 
 
