@@ -20,7 +20,6 @@ instead. Nothing is written, unless ``TENSORRT_RUNTIME_CACHE`` (or ``runtime_cac
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import threading
@@ -43,9 +42,6 @@ from packager.targets.tensorrt.fit import (
     read_sidecar,
     version_of,
 )
-
-SMALL_FLOATS = ("bfloat16",)
-"""dtypes that numpy has not, and ml_dtypes has."""
 
 
 class Model:
@@ -90,8 +86,7 @@ class Model:
         """Run once.
 
         Args:
-            feeds: one array per input, by exact name, of the input's dtype and shape. bfloat16 arrays are those of
-                the package ml_dtypes.
+            feeds: one array per input, by exact name, of the input's dtype and shape.
 
         Returns:
             One new array per output, by exact name.
@@ -117,7 +112,6 @@ class _Onnx:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.x64quantprecision", "1")
         self._session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
-        self._needs_values = {each.name for each in self._session.get_inputs()}
         # Of the engine itself this says nothing: it keeps the level of having been built.
         level = "none" if read_sidecar(folder)["recipe"] else "structural"
         reason = "model.onnx, from which the engine is built, ran instead of it: proxy for that file only"
@@ -126,31 +120,12 @@ class _Onnx:
 
     def run(self, arrays: Mapping[str, Array], outputs: Sequence[Tensor]) -> dict[str, Array]:
         """Run once."""
-        import onnxruntime as ort
-
-        feeds = {
-            name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), 16)
-            if array.dtype.name in SMALL_FLOATS
-            else ort.OrtValue.ortvalue_from_numpy(array)
-            for name, array in arrays.items()
-            if name in self._needs_values
-        }
+        names = [tensor.name for tensor in outputs]
         try:
-            made = self._session.run_with_ort_values([tensor.name for tensor in outputs], feeds)
+            made = self._session.run(names, dict(arrays))
         except Exception as error:
             raise RuntimeError(f"ONNX Runtime: {' '.join(str(error).split())[:500]}") from error
-        return {
-            tensor.name: _as_bfloat16(value) if tensor.dtype in SMALL_FLOATS else value.numpy()
-            for tensor, value in zip(outputs, made, strict=True)
-        }
-
-
-def _as_bfloat16(value: Any) -> Array:  # noqa: ANN401 - an OrtValue
-    import ml_dtypes
-
-    count = int(np.prod(value.shape()))
-    raw = ctypes.string_at(value.data_ptr(), count * 2) if count else b""
-    return np.frombuffer(raw, ml_dtypes.bfloat16).reshape(value.shape()).copy()
+        return {name: np.asarray(value) for name, value in zip(names, made, strict=True)}
 
 
 class _Engine:
@@ -270,12 +245,12 @@ class _Engine:
 
     def _give_host_buffer(self, tensor: Tensor) -> Array:
         """An output that is a shape is written on the host."""
-        buffer = np.zeros(max(1, self._context.get_max_output_size(tensor.name)), numpy_dtype(tensor.dtype))
+        buffer = np.zeros(max(1, self._context.get_max_output_size(tensor.name)), tensor.dtype)
         self._context.set_tensor_address(tensor.name, buffer.ctypes.data)
         return buffer
 
     def _fetched(self, tensor: Tensor, made: Any) -> Array:  # noqa: ANN401 - an allocator
-        array = np.empty(made.shape, numpy_dtype(tensor.dtype))
+        array = np.empty(made.shape, tensor.dtype)
         if array.nbytes:
             kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
             self._call("cudaMemcpyAsync", array.ctypes.data, made.pointer, array.nbytes, kind, self._stream)
@@ -296,16 +271,6 @@ class _Engine:
         if int(status):
             raise RuntimeError(f"CUDA: {name} failed: {status}")
         return tuple(found)
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of a name in ``bundle.json``."""
-    if name in SMALL_FLOATS:
-        import ml_dtypes
-
-        small: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return small
-    return np.dtype(name)
 
 
 def _logger(trt: Any) -> Any:  # noqa: ANN401
