@@ -1,7 +1,7 @@
-"""Which builder serves a target on this machine, and what is missing for it. Nothing is imported: an SDK's libraries
-are large, and a plan is made in packager's own process.
+"""Which builder serves a target on this machine, and what is missing for it.
 
-TensorRT proper builds for the GPU that is here, so library and GPU enter the plan, and with it the cache's keys.
+TensorRT proper builds for the GPU that is here, so library and GPU enter the plan, and with it the cache's keys. The
+library is looked up by its metadata; CUDA's small bindings are imported only where TensorRT proper may serve.
 """
 
 from __future__ import annotations
