@@ -81,6 +81,9 @@ class Dialect(BaseModel):
     minimum_opset: dict[str, int] = Field(
         {}, description="by precision: the operator set of ai.onnx its passes need; older models are raised to it"
     )
+    settled_goldens: bool = Field(
+        False, description="wait for golden inputs that the reference has run: their sizes decide what is built"
+    )
     ladder: list[str] = Field([], description="precisions that `auto` tries, the smallest bundle first")
 
 

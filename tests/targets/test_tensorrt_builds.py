@@ -149,6 +149,13 @@ def test_a_text_encoder_with_two_dynamic_axes(tmp_path: Path, corpus: Path):
     assert any("sizes that golden cases show of sequence;" in note for note in result.notes)
 
 
+def test_sizes_are_those_that_run_and_not_the_first_guess(tmp_path: Path, corpus: Path):
+    """A text recogniser takes images 48 high only, which the reference finds out: one size is no range."""
+    result, _ = build(tmp_path, corpus / "ocr_recogniser.onnx")
+    assert result.status == "refused" and "no range is known for 'x:2'" in result.message
+    assert result.hint is not None and '"x:2" = [48, 48, 48]' in result.hint
+
+
 def test_a_real_model_of_byte_quantisation_is_refused_by_node(tmp_path: Path, corpus: Path):
     result, _ = build(tmp_path, corpus / "french_forms.onnx")
     assert result.status == "refused" and result.exit_code == 3
