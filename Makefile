@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 # Node and npm come from a wheel where the machine has none.
-EXTRAS := openvino,web,triton,ios,cpu,npu,dev$(if $(shell command -v npm),,$(shell printf ,)node)
+EXTRAS := openvino,web,triton,ios,tensorrt,cpu,npu,dev$(if $(shell command -v npm),,$(shell printf ,)node)
 # ONNX Runtime's wheels report usage unless told not to before they are loaded; packager tells its children itself.
 export ORT_DISABLE_TELEMETRY := 1
 

@@ -7,7 +7,7 @@ runners read the seal, and again when the README that quotes the verdict is ther
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packager import child, golden_store
@@ -24,7 +24,7 @@ from packager.readme import write_readme
 from packager.room import Plan, Stage, kind_named
 from packager.run import Run, answered
 from packager.selfcheck import add_selfcheck
-from packager.verdict import Verdict, unverified
+from packager.verdict import Verdict, plain_document, unverified
 from packager.verifying import GOLDEN, VerifyJob, execute
 
 NEAR_MISS = 1e-2
@@ -184,9 +184,6 @@ def _fitting(goldens: GoldenSet, plan: Plan, target: Target) -> GoldenSet:
 def _stamp_verdict(folder: Path, verdict: Verdict, bundle: Bundle) -> None:
     """Tie ``verdict.json`` to the final seal: the README, which quotes the verdict, was added after it."""
     path = folder / VERDICT
-    if verdict.status == "unverified":
-        document = {"schema": "packager.verdict/1", **asdict(verdict)}
-    else:
-        document = json.loads(path.read_text(encoding="utf-8"))
+    document = json.loads(path.read_text(encoding="utf-8")) if verdict.executed else plain_document(verdict)
     document["bundle_digest"] = bundle.digest
     write_text(path, to_json(document))

@@ -86,6 +86,8 @@ def _checked(path: Path, document: Mapping[str, object], golden: parity.Golden) 
     level = document["level"]
     if level not in LEVELS:
         raise ValueError(f"level is {level!r}")
+    if level == "none":
+        raise VerificationError(f"{path}: what the bundle is for was not executed there", "run the self-check as it is")
     cases: dict[str, Mapping[str, object]] = {case["name"]: case for case in document["cases"]}  # type: ignore[attr-defined]
     absent = [case.name for case in golden.cases if case.name not in cases]
     if absent:

@@ -114,6 +114,12 @@ class Model:
         return any(node.op_type in QUANTIZED_OPERATORS for node in self.structure.walk())
 
     @property
+    def multiplies_integers(self) -> bool:
+        """Whether operators compute with integers, beyond quantising values and giving them back."""
+        operators = QUANTIZED_OPERATORS - {"QuantizeLinear", "DynamicQuantizeLinear"}
+        return any(node.op_type in operators for node in self.structure.walk())
+
+    @property
     def precision(self) -> str:
         """The precision the model computes in: ``int8``, ``fp16``, ``bf16`` or ``fp32``.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from packager.cache import Cache, Ingredients
 from packager.files import clone_file, clone_tree, remove_tree, replace_folder, storage_errors
 from packager.model import sha256_file
-from packager.results import TargetResult
+from packager.results import Status, TargetResult
 from packager.verdict import Verdict
 
 REJECTED = "rejected"
@@ -73,7 +73,8 @@ def place(out: Path, name: str, result: TargetResult, folder: Path, packed: Path
         result = replace(result, bundle=name)
         if packed is None:
             reason = result.verdict.level_reason if result.verdict else ""
-            return replace(result, status="unverified", message=reason)
+            status: Status = "recipe" if result.verdict and result.verdict.status == "recipe" else "unverified"
+            return replace(result, status=status, message=reason)
         digest, size = sha256_file(packed), packed.stat().st_size
         packed.replace(out / packed.name)
     return replace(result, archive=packed.name, archive_sha256=digest, archive_bytes=size)

@@ -46,7 +46,7 @@ def write_readme(folder: Path, kind: Kind, plan: Plan, verdict: Verdict, bundle:
 
 def _runtime(verdict: Verdict) -> RuntimeInfo | None:
     """What executed the bundle; ``None`` where nothing did."""
-    if verdict.status == "unverified":
+    if not verdict.executed:
         return None
     return RuntimeInfo(verdict.runtime, verdict.version, verdict.device, verdict.level, verdict.level_reason)
 

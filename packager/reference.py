@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from packager.hazards import RANDOM_OPERATORS, Hazard
 from packager.model import Model, Signature, open_model
 from packager.policy import rules_for
 from packager.probing import probe
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 LARGE_BYTES = 1 << 29
 
@@ -204,6 +208,23 @@ class OrtSession:
         import onnxruntime as ort
 
         ort.disable_telemetry_events()
+        self.version: str = ort.__version__
+        self._path = path
+        try:
+            self._session = self._loaded(quantized=quantized, mapped=mapped)
+        except Exception as error:  # ORT's exception types are not public
+            # Its optimiser fails on some models of symmetric int8. Without it, QuantizeLinear and DequantizeLinear run
+            # as they are defined, in float; integer products would saturate.
+            if not quantized or open_model(path).multiplies_integers:
+                raise ModelError(
+                    f"{path}: ONNX Runtime can't load the model: {_one_line(error)}",
+                    "the reference run needs a model that ONNX Runtime's CPU provider takes",
+                ) from error
+            self._session = self._loaded(quantized=False, mapped=mapped)
+
+    def _loaded(self, *, quantized: bool, mapped: bool) -> ort.InferenceSession:
+        import onnxruntime as ort
+
         options = ort.SessionOptions()
         options.log_severity_level = 4
         if quantized:
@@ -219,15 +240,7 @@ class OrtSession:
             options.add_session_config_entry("session.disable_prepacking", "1")
             options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
             options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        self.version: str = ort.__version__
-        self._path = path
-        try:
-            self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ORT's exception types are not public
-            raise ModelError(
-                f"{path}: ONNX Runtime can't load the model: {_one_line(error)}",
-                "the reference run needs a model that ONNX Runtime's CPU provider takes",
-            ) from error
+        return ort.InferenceSession(str(self._path), options, providers=["CPUExecutionProvider"])
 
     def run(self, feeds: Mapping[str, Array], outputs: list[str], case: str) -> dict[str, Array]:
         """Run once; named arrays in, the named outputs out.

@@ -140,7 +140,7 @@ def outcome(result: TargetResult) -> str:
 def parity_number(result: TargetResult) -> str:
     """The worst absolute difference of the bundle from its goldens, or ``exact``, or ``-``."""
     verdict = result.verdict
-    if verdict is None or verdict.status == "unverified":
+    if verdict is None or not verdict.executed:
         return "-"
     if verdict.max_abs is None:
         return "exact" if verdict.status == "passed" else "nothing compared"
@@ -351,6 +351,9 @@ def verified_text(results: Sequence[Verified]) -> str:
                 lines.append(f"  hint: {error.hint}")
         else:
             parity = "exact" if verdict.max_abs is None else f"max abs {verdict.max_abs:.3g}"
+            if not verdict.executed:
+                lines.append(f"{result.bundle}: {verdict.status}, NOT verified: {verdict.level_reason}")
+                continue
             lines.append(
                 f"{result.bundle}: {verdict.status} at level {verdict.level}, {verdict.cases} cases, {parity}, "
                 f"{verdict.runtime} {verdict.version} on {verdict.device}"

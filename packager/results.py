@@ -10,12 +10,13 @@ from packager.reference import Reference
 from packager.strength import Strength
 from packager.verdict import Verdict
 
-Status = Literal["passed", "failed", "unverified", "refused", "missing", "error"]
+Status = Literal["passed", "failed", "unverified", "recipe", "refused", "missing", "error"]
 
 STATUS_WORDS: dict[Status, str] = {
     "passed": "passed",
     "failed": "FAILED verification",
     "unverified": "built, NOT verified",
+    "recipe": "recipe, NOT verified",
     "refused": "REFUSED",
     "missing": "toolchain MISSING",
     "error": "FAILED to build",

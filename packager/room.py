@@ -89,6 +89,9 @@ class Dialect(BaseModel):
         {}, description="by precision: the operator set of ai.onnx its passes need; older models are raised to it"
     )
     maximum_opset: dict[str, int] = Field({}, description="by precision: highest ai.onnx, where lower than [limits]")
+    settled_goldens: bool = Field(
+        False, description="wait for golden inputs that the reference has run: their sizes decide what is built"
+    )
     ladder: list[str] = Field([], description="precisions that `auto` tries, the smallest bundle first")
     own: dict[str, str] = Field(
         {},
@@ -247,7 +250,8 @@ class Stage:
 class RuntimeInfo:
     """What executed the bundle: runtime, exact version, device, and the level that makes.
 
-    ``reason`` says why the level isn't ``runtime``; empty when it is.
+    ``reason`` says why the level isn't ``runtime``; empty when it is. Level ``none`` says that the bundle is a recipe:
+    another machine has to finish it, nothing can be run before, and it is never counted as verified.
     """
 
     name: str

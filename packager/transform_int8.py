@@ -60,7 +60,7 @@ PRESETS: dict[Scheme, tuple[Activation, Weight, bool, bool]] = {
     "npu16": ("uint16", "int8", False, False),
 }
 """By scheme: dtype of activations, of weights, whether activations are symmetric, whether weights have 7 bits.
-OpenVINO and ONNX Runtime take ``qdq``, TensorRT only symmetric int8. Qualcomm's HTP
+OpenVINO and ONNX Runtime take ``qdq``, TensorRT only symmetric int8 (and no int32: biases stay float). Qualcomm's HTP
 takes unsigned activations of 8 or 16 bits, and scales per channel only for signed weights."""
 THROUGHOUT = ("npu8", "npu16")
 """Schemes that leave no operator in float (:mod:`packager.transform_qdq`)."""
@@ -257,6 +257,7 @@ class Int8Static:
             "WeightSymmetric": weight == "int8",
             # Without, a Relu gives its output's name to what is before it, and names no longer tell tensors apart.
             "QDQKeepRemovableActivations": True,
+            "QuantizeBias": self.scheme != "symmetric",
         }
         if self.method != "minmax":
             # One case at a time, so that histograms take cases of several shapes; and over the range of signed values,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from packager.levels import Level
+from packager.parity import VERDICT_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,10 @@ class Distance:
 class Verdict:
     """What a verification found.
 
-    ``status`` is ``passed``, ``failed`` or ``unverified``. ``max_abs`` (in the output's units) and ``scaled``
-    (relative to the output's largest magnitude) are the worst over all float outputs and cases, ``cosine`` and
-    ``top1`` the lowest; ``None`` where nothing of the sort was measured. ``policy`` and ``precision`` say how it was
-    judged.
+    ``status`` is ``passed``, ``failed``, ``unverified`` or ``recipe``. ``max_abs`` (in the output's units) and
+    ``scaled`` (relative to the output's largest magnitude) are the worst over all float outputs and cases, ``cosine``
+    and ``top1`` the lowest; ``None`` where nothing of the sort was measured. ``policy`` and ``precision`` say how it
+    was judged.
     """
 
     status: str
@@ -48,7 +49,22 @@ class Verdict:
     transform: Distance | None = None
     target: Distance | None = None
 
+    @property
+    def executed(self) -> bool:
+        """Whether golden cases were run."""
+        return self.status in ("passed", "failed")
+
+
+def plain_document(verdict: Verdict) -> dict[str, object]:
+    """``verdict.json`` of a bundle that nobody executed."""
+    return {"schema": VERDICT_SCHEMA, **asdict(verdict)}
+
 
 def unverified(reason: str, policy: str, precision: str) -> Verdict:
     """The verdict of a bundle that nobody executed."""
     return Verdict("unverified", "none", reason, "", "", "", 0, None, None, None, None, policy, precision)
+
+
+def recipe(reason: str, policy: str, precision: str) -> Verdict:
+    """The verdict of a bundle that another machine has to finish before anything of it can be executed."""
+    return replace(unverified(reason, policy, precision), status="recipe")

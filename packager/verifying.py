@@ -19,7 +19,7 @@ from packager.files import to_json, write_text
 from packager.goldens import Array
 from packager.host import this_host
 from packager.room import Runner, RuntimeInfo, kind_named, missing_requirements, missing_tools
-from packager.verdict import Distance, Verdict
+from packager.verdict import Distance, Verdict, plain_document, recipe
 
 GOLDEN = "golden"
 MAX_FAILURES = 20
@@ -43,6 +43,8 @@ class VerifyJob:
 def execute(job: VerifyJob) -> Verdict:
     """Run every golden case of a bundle in its runtime and write the verdict.
 
+    A runner of level ``none`` says that another machine has to finish the bundle: nothing is run, and it is a recipe.
+
     Raises:
         VerificationError: the bundle can't be read or loaded at all.
     """
@@ -57,6 +59,10 @@ def execute(job: VerifyJob) -> Verdict:
     against_transformed: list[parity.CaseResult] = []
     transformed = _answers(job.transformed)
     with _runner(bundle.kind, job) as runner:
+        if runner.info.level == "none":
+            verdict = recipe(runner.info.reason, golden.policy, golden.precision)
+            write_text(job.verdict, to_json(plain_document(verdict)))
+            return verdict
         for case in golden.cases:
             outcome = _run(runner, case.inputs)
             if isinstance(outcome, str):

@@ -57,6 +57,7 @@ def outputs(document: dict[str, Any]) -> dict[str, Any]:
         (lambda d: outputs(d)["metrics"].update(scaled="inf"), "malformed"),
         (lambda d: d.pop("cases"), "malformed"),
         (lambda d: d.update(level="divine"), "malformed"),
+        (lambda d: d.update(level="none"), "was not executed there"),
         (lambda d: d.update(schema="x"), "not a verdict of schema"),
     ],
 )

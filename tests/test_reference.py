@@ -13,9 +13,13 @@ from onnx.reference import ReferenceEvaluator
 
 from packager import golden_store, reference
 from packager.errors import GoldenError, ModelError
+from packager.golden_synth import synthesise
 from packager.goldens import Array, GoldenCase, GoldenSet
 from packager.model import open_model
 from packager.reference import OrtSession, Reference, ReferenceJob, SynthesisSettings, answer, golden_inputs
+from packager.transform import Context
+from packager.transform_int8 import Int8Static
+from packager.transforming import apply
 from tests.builders import BOOL, FLOAT, INT64, model, relu, save, value
 
 
@@ -128,6 +132,20 @@ def test_int8_sums_that_would_saturate_in_16_bits_are_exact(tmp_path: Path):
     (exact,) = ReferenceEvaluator(str(path)).run(None, {"x": x})
     np.testing.assert_array_equal(goldens.cases[0].outputs["y"], exact)
     assert np.abs(exact).max() > 2**15
+
+
+def test_symmetric_int8_that_onnx_runtime_cannot_optimise_runs_as_it_is_defined(tmp_path: Path, corpus: Path):
+    goldens = synthesise(open_model(corpus / "file_type.onnx"), cases=1)
+    (tmp_path / "out").mkdir()
+    context = Context(corpus / "file_type.onnx", tmp_path, goldens)
+    made = apply((Int8Static(scheme="symmetric"),), context, tmp_path / "out/m.onnx").path
+    assert open_model(made).is_quantized and not open_model(made).multiplies_integers
+    session = OrtSession(made, quantized=True)
+    assert session.settings == "no graph optimisation"
+    case = goldens.cases[0]
+    found = session.run(case.inputs, ["target_label"], case.name)["target_label"]
+    (plain,) = OrtSession(made, quantized=False).run(case.inputs, ["target_label"], case.name).values()
+    assert found.tobytes() == plain.tobytes() and np.isfinite(found).all()
 
 
 def divides(path: Path) -> Path:

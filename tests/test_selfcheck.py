@@ -247,6 +247,16 @@ def test_the_verdict_goes_where_it_is_asked_for_and_never_over_the_bundle(bundle
     assert check(bundle, "--out", str(bundle.parent / "no" / "such" / "folder.json"))[0] == 2
 
 
+def test_a_loader_that_stands_in_says_its_level(bundle):
+    text = INFER.replace('"device": "CPU"', '"device": "CPU", "level": "proxy", "reason": "a stand-in"')
+    (bundle / "infer.py").write_text(text, encoding="utf-8")
+    seal(bundle)
+    code, _, verdict = check(bundle)
+    assert code == 0
+    assert (verdict["level"], verdict["level_reason"]) == ("proxy", "a stand-in")
+    assert verdict["runtime"] == {"name": "fake", "version": "1.0", "device": "CPU"}
+
+
 def test_a_loader_ships_with_what_it_uses_and_nothing_else_of_packager(tmp_path):
     source = tmp_path / "source.py"
     source.write_text("from packager.feeds import Array\n", encoding="utf-8")
@@ -258,6 +268,12 @@ def test_a_loader_ships_with_what_it_uses_and_nothing_else_of_packager(tmp_path)
     source.write_text("import numpy\n", encoding="utf-8")
     ship_loader(source, plain)
     assert [file.name for file in plain.iterdir()] == ["infer.py"]
+    source.write_text("from packager.targets.any.near import here\n", encoding="utf-8")
+    near = tmp_path / "near.py"
+    near.write_text("from packager.feeds import Array\n", encoding="utf-8")
+    ship_loader(source, plain, {"near.py": near}, package="packager.targets.any")
+    assert (plain / "infer.py").read_text("utf-8") == "from near import here\n"
+    assert (plain / "near.py").read_text("utf-8") == "from feeds import Array\n" and (plain / "feeds.py").exists()
     source.write_text("from packager.model import Model\n", encoding="utf-8")
     with pytest.raises(InternalError, match=r"may import nothing of packager but packager\.feeds"):
         ship_loader(source, plain)
@@ -269,9 +285,9 @@ def test_a_loader_of_several_modules_keeps_its_places(tmp_path: Path):
     folder.mkdir()
     (room / "infer.py").write_text("from a.room.inner.wire import X\nfrom packager.feeds import checked\n")
     (room / "inner/wire.py").write_text("from .more import X\n")
-    ship_loader(room / "infer.py", folder, [room / "inner/wire.py"], package="a.room")
+    ship_loader(room / "infer.py", folder, {"inner/wire.py": room / "inner/wire.py"}, package="a.room")
     assert (folder / "infer.py").read_text() == "from inner.wire import X\nfrom feeds import checked\n"
     assert (folder / "inner/wire.py").read_text() == "from .more import X\n"
     (room / "inner/wire.py").write_text("from packager.model import Model\n")
     with pytest.raises(InternalError, match=r"wire\.py ships in bundles"):
-        ship_loader(room / "infer.py", folder, [room / "inner/wire.py"], package="a.room")
+        ship_loader(room / "infer.py", folder, {"inner/wire.py": room / "inner/wire.py"}, package="a.room")

@@ -84,6 +84,30 @@ def test_the_verdict_says_what_executed_and_how_honest_that_is(bundle: Bundle, m
     assert document["level_reason"] == "a stand-in"
 
 
+def test_a_bundle_that_another_machine_has_to_finish_is_a_recipe(bundle: Bundle, monkeypatch: pytest.MonkeyPatch):
+    class Runner:
+        info = RuntimeInfo("Fast", "", "", "none", "built elsewhere")
+
+        def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+            raise AssertionError("nothing may be run")
+
+    @contextmanager
+    def runner(folder: Path) -> Iterator[Runner]:
+        yield Runner()
+
+    monkeypatch.setattr(importlib.import_module("tiny"), "runner", runner)
+    verdict = execute(job(bundle))
+    assert (verdict.status, verdict.level, verdict.level_reason, verdict.cases) == (
+        "recipe",
+        "none",
+        "built elsewhere",
+        0,
+    )
+    assert not verdict.executed
+    document = json.loads((bundle.folder / "verdict.json").read_text())
+    assert (document["schema"], document["status"]) == ("packager.verdict/1", "recipe")
+
+
 def only_the_second(feeds: Mapping[str, Array]) -> dict[str, Array]:
     if feeds["x"][0, 1] == 4:
         raise MemoryError("no\nroom")

@@ -40,8 +40,8 @@ def build_service(plan: Plan, stage: Stage) -> None:
         place(stage, options)
         settings = settings_for(plan, stage.model, stage.goldens, options)
         write_text(stage.folder / "service.json", to_json(settings))
-        modules = [HOME / name for name in SHIPPED]
-        modules += sorted((HOME / "service").glob("*.py"))
+        own = [HOME / name for name in SHIPPED] + sorted((HOME / "service").glob("*.py"))
+        modules = {file.relative_to(HOME).as_posix(): file for file in own}
         ship_loader(Path(infer.__file__), stage.folder, modules, package="packager.targets.cpu")
         write_deployment(plan, stage.folder, settings)
 

@@ -1,0 +1,64 @@
+"""The TensorRT room: an engine, built where it can be, and never mistaken for another.
+
+``plan`` (:mod:`.planning`) refuses what TensorRT's parser would misread (:mod:`.rules`), finds the ranges of sizes
+(:mod:`.profiles`) and the builder (:mod:`.library`); ``build`` (:mod:`.building`) rewrites the model
+(:mod:`.rewrite`), compiles the engine (:mod:`.compile`, which ships as ``build.py``) and adds loaders: :mod:`.infer`
+with :mod:`.fit`, which tells whether an engine fits a machine before it is read, and one in C++. Verification is
+:mod:`.running`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from packager.host import Host
+from packager.room import Missing, Plan, PlanRequest, Runner, Stage
+from packager.targets.tensorrt.options import Options
+
+__all__ = ["Options", "build", "missing", "plan", "runner"]
+
+
+def missing(host: Host) -> list[Missing]:
+    """Nothing beyond the Python packages that ``target.toml`` requires; TensorRT proper is an option's business."""
+    return []
+
+
+def plan(request: PlanRequest) -> Plan:
+    """Decide everything, from the model's graph and the golden inputs; for TensorRT proper, from the GPU here too.
+
+    Raises:
+        Refused: TensorRT can't take the model, or ranges, shapes or options make no sense; nodes and dims are named.
+        ToolchainMissing: TensorRT proper is asked for, and library or GPU isn't here.
+    """
+    from packager.targets.tensorrt.planning import plan_for
+
+    made: Plan = plan_for(request)
+    return made
+
+
+def build(plan: Plan, stage: Stage) -> None:
+    """Fill ``stage.folder`` with engine, ONNX file, ``engine.json`` and loaders. Meant for a process of its own.
+
+    Raises:
+        Refused: TensorRT's parser can't take nodes; each is named.
+        BuildError: TensorRT refused to build.
+        StorageError: a file could not be written.
+    """
+    from packager.targets.tensorrt.building import build_bundle
+
+    build_bundle(plan, stage)
+
+
+@contextmanager
+def runner(bundle: Path) -> Iterator[Runner]:
+    """Load ``bundle``: its engine where the GPU here fits it, else its ONNX file in ONNX Runtime.
+
+    Raises:
+        VerificationError: the bundle isn't whole, or TensorRT can't load an engine that should fit.
+    """
+    from packager.targets.tensorrt.running import loaded
+
+    with loaded(bundle) as made:
+        yield made
