@@ -55,7 +55,8 @@ def _infer(model: ir.Model) -> None:
             found = known.get(value.name)
             if found is not None:
                 value.type = value.type or found.type
-                value.shape = found.shape if value.shape is None else value.shape
+                if value.shape is None and not value.is_graph_output():  # what the signature leaves open stays open
+                    value.shape = found.shape
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -19,6 +19,7 @@ from packager.room import Step
 from packager.transform import Context, Outcome
 from packager.transform_cleaning import Clean
 from packager.transform_files import load, signature_of
+from packager.transform_float16 import Float16
 from packager.transform_registry import PASSES, AnyPass, dump_pass
 from packager.transform_shapes import Fold, PinShapes
 from packager.transform_versions import DropUnusedImports, InlineFunctions, SetVersions
@@ -373,3 +374,11 @@ def test_memory_stays_flat_over_gigabytes(tmp_path: Path, chosen: str) -> None:
     assert files > 1
     assert written == pytest.approx(count * nbytes * FLAT[chosen][1], rel=0.01)
     assert grown < 300, f"peak memory grew by {grown} MiB over {written >> 20} MiB of weights"
+
+
+def test_an_output_of_unknown_rank_stays_so_in_half_precision(tmp_path: Path) -> None:
+    """Inference for the conversion must not write into the signature."""
+    weights = [onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "w")]
+    path = model(tmp_path, [node("MatMul", ["x", "w"], ["y"])], initializers=weights)
+    made = transform(path, tmp_path, Float16()).applied
+    assert made.signature.outputs[0].dims is None
