@@ -18,7 +18,7 @@ from packager import parity
 from packager.errors import ModelError
 from packager.goldens import Array
 from packager.graph import Node, read_structure
-from packager.model import QUANTIZED_OPERATORS
+from packager.model import QUANTIZED_OPERATORS, open_model
 
 if TYPE_CHECKING:
     import onnx
@@ -132,9 +132,21 @@ def gains(drifts: Sequence[NodeDrift]) -> dict[str, float]:
 def load_session(model: bytes | Path, folder: Path | str, *, quantized: bool) -> ort.InferenceSession:
     """A session set for fidelity; ``folder`` is where external data lies.
 
+    ``quantized`` models run without saturation, as in :mod:`packager.reference`: where its optimiser fails on
+    QuantizeLinear and DequantizeLinear alone, they run as they are defined, in float.
+
     Raises:
         ModelError: ONNX Runtime refuses the model.
     """
+    try:
+        return _session(model, folder, quantized=quantized)
+    except ModelError:
+        if not quantized or isinstance(model, bytes) or open_model(model).multiplies_integers:
+            raise
+        return _session(model, folder, quantized=False)
+
+
+def _session(model: bytes | Path, folder: Path | str, *, quantized: bool) -> ort.InferenceSession:
     import onnxruntime as ort
 
     ort.disable_telemetry_events()

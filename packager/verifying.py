@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from packager import child, parity
-from packager.bundle import VERDICT, Bundle, damage, open_bundle, strangers
+from packager.bundle import SEAL, VERDICT, Bundle, damage, open_bundle, strangers
 from packager.errors import PackagerError, ToolchainMissing, VerificationError
 from packager.files import to_json, write_text
 from packager.goldens import Array
@@ -151,6 +152,23 @@ def _summary(overall: parity.Overall, info: RuntimeInfo, golden: parity.Golden, 
     )
 
 
+def _check_stamp(bundle: Bundle) -> None:
+    """The verdict that a bundle carries was given to a certain seal, which nothing else protects.
+
+    Raises:
+        VerificationError: the bundle's seal is another.
+    """
+    try:
+        stamp = json.loads((bundle.folder / VERDICT).read_text(encoding="utf-8")).get("bundle_digest")
+    except (OSError, ValueError, AttributeError):
+        return  # a verdict that can't be read says nothing; a fresh one is about to be given
+    if isinstance(stamp, str) and stamp != bundle.digest:
+        raise VerificationError(
+            f"not what was verified: {VERDICT} belongs to another {SEAL}",
+            f"one of the two was edited, or comes from elsewhere; fetch both again, or remove {VERDICT}",
+        )
+
+
 def verify_folder(bundle: Bundle, endpoint: str | None = None) -> tuple[Verdict, tuple[str, ...]]:
     """Check an opened bundle's files, run it in a child process, and write its new ``verdict.json``.
 
@@ -166,6 +184,7 @@ def verify_folder(bundle: Bundle, endpoint: str | None = None) -> tuple[Verdict,
     if damaged:
         listed = "".join(f"\n  {line}" for line in damaged)
         raise VerificationError(f"not what was sealed:{listed}", "the bundle is damaged or was edited; fetch it again")
+    _check_stamp(bundle)
     kind = kind_named(bundle.kind)
     if endpoint is not None:
         kind.load_remote()

@@ -13,6 +13,7 @@ Tensors travel as bytes, by the protocol's binary extension. A proxy of the envi
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 from collections.abc import Mapping
@@ -134,7 +135,9 @@ class _Http:
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[bytes, int]:
         try:
-            self._connection.request(method, path, body, dict(headers or {}))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                # A service that refuses a body says so, and hangs up, before it has taken all of it.
+                self._connection.request(method, path, body, dict(headers or {}))
             answer = self._connection.getresponse()
             content = answer.read()
         except http.client.HTTPException as error:

@@ -3,7 +3,7 @@
 ``plan`` (:mod:`.planning`) decides from the signature alone; ``build`` (:mod:`.repository`) lays out the repository,
 writes its configuration (:mod:`.config`) and proves whether requests may be merged (:mod:`packager.rows`); verification
 (:mod:`.serving`) starts a server (:mod:`.server`) from a kit of registry packages (:mod:`.kit`) and asks it through
-:mod:`.infer`, the client that ships, alone and under :mod:`.traffic`; :mod:`.remote` asks a server that runs already.
+:mod:`.infer`, the client that ships, alone and under :mod:`.traffic`; :mod:`.asking` asks a server that runs already.
 The kit's server has no onnxruntime backend of its own: :mod:`.standin` is one.
 """
 
@@ -74,7 +74,7 @@ def remote(bundle: Path, endpoint: str) -> Iterator[Runner]:
         UsageError: that is no address.
         VerificationError: nobody answers there, or not with this bundle's model.
     """
-    from packager.targets.triton.remote import asked
+    from packager.targets.triton.asking import asked
 
     with asked(bundle, endpoint) as made:
         yield made

@@ -26,6 +26,7 @@ from packager.room import kind_named
 from packager.targets.cpu.infer import Session, cpu_level
 from packager.targets.cpu.serving import running
 from tests.builders import FLOAT, model, save, value
+from tests.sealing import reseal
 
 SIZE = 60_000
 """Bytes that a packed bundle may have beyond its packed model and goldens."""
@@ -147,11 +148,7 @@ def resealed(bundle: Path, name: str, old: str, new: str) -> None:
     text = file.read_text(encoding="utf-8")
     assert old in text
     file.write_text(text.replace(old, new), encoding="utf-8")
-    document = json.loads((bundle / "bundle.json").read_text())
-    for entry in document["files"]:
-        if entry["path"] == name:
-            entry.update(sha256=hashlib.sha256(file.read_bytes()).hexdigest(), bytes=file.stat().st_size)
-    (bundle / "bundle.json").write_text(json.dumps(document))
+    reseal(bundle)
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ from onnx import helper, numpy_helper
 import packager
 from packager.bundle import open_bundle
 from packager.errors import VerificationError
-from packager.model import sha256_file
 from packager.results import TargetResult
 from packager.room import kind_named
 from packager.targets.ios.mil_program import read_program
 from packager.targets.ios.mlcheck import check_mlpackage
 from packager.targets.ios.mlpackage import PACKAGE, SPEC, WEIGHTS
 from tests.builders import FLOAT, INT64, STRING, model, save, value
+from tests.sealing import reseal
 
 
 @pytest.fixture(autouse=True)
@@ -233,15 +233,6 @@ def test_a_corrupted_model_is_caught(fitted: tuple[TargetResult, Path], tmp_path
     reseal(copy)
     wrong = packager.verify(copy)
     assert wrong.exit_code == 6 and wrong.verdict is not None and "output 'y'" in " ".join(wrong.verdict.failures)
-
-
-def reseal(folder: Path) -> None:
-    """Seal what is there, as someone who tampers would."""
-    document = json.loads((folder / "bundle.json").read_text())
-    for file in document["files"]:
-        path = folder / file["path"]
-        file["bytes"], file["sha256"] = path.stat().st_size, sha256_file(path)
-    (folder / "bundle.json").write_text(json.dumps(document))
 
 
 def test_two_builds_give_the_same_bytes(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -22,6 +21,7 @@ from packager.render import c_string
 from packager.results import Report, TargetResult
 from packager.targets.npu import infer
 from tests.builders import BOOL, FLOAT, INT32, INT64, model, save, value
+from tests.sealing import reseal
 
 ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(5)
@@ -175,11 +175,7 @@ def test_a_tampered_binary_is_never_given_to_qnn(bundle: Path):
 def test_a_forged_binary_fails_and_takes_nothing_along(bundle: Path):
     """Sealed anew, so that QNN really gets it: it may refuse or crash, in a process of its own."""
     (bundle / "model_qnn.bin").write_bytes(b"\x00" * 4096)
-    sealed = json.loads((bundle / "bundle.json").read_text())
-    for entry in sealed["files"]:
-        data = (bundle / entry["path"]).read_bytes()
-        entry["sha256"], entry["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
-    (bundle / "bundle.json").write_text(json.dumps(sealed))
+    reseal(bundle)
     found = packager.verify(bundle)
     assert found.exit_code in (5, 6) and found.error is not None
     assert found.error.message
@@ -248,7 +244,7 @@ def test_without_cases_of_the_pinned_size_there_is_no_calibration(tmp_path: Path
     network(tmp_path, "batch")
     _, result = build(tmp_path, "shapes = { batch = 2 }")
     assert (result.exit_code, result.status) == (3, "refused")
-    assert "there is nothing to calibrate with" in result.message
+    assert "no golden case has the sizes that `shapes` pins" in result.message
     assert result.hint is not None and "give golden cases" in result.hint
     (tmp_path / "packager.toml").write_text('[model]\npath = "net.onnx"\n[golden]\npath = "none"\n[targets.npu]\n')
     with pytest.raises(packager.errors.PackagerError, match="none") as caught:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from packager.errors import ModelError
 from packager.results import Report, TargetResult
 from packager.room import kind_named
 from tests.builders import FLOAT, INT32, model, save, value
+from tests.sealing import reseal
 
 ROOT = Path(__file__).parents[2]
 MODELS = sorted(tomllib.loads((ROOT / "examples/models.toml").read_text()))
@@ -138,10 +138,7 @@ def change_a_weight(bundle: Path) -> None:
     data = path.read_bytes()
     assert data.count(old) == 1
     path.write_bytes(data.replace(old, new))
-    document = json.loads((bundle / "bundle.json").read_text())
-    (entry,) = [file for file in document["files"] if file["path"] == "model.bin"]
-    entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    (bundle / "bundle.json").write_text(json.dumps(document))
+    reseal(bundle)
 
 
 def test_a_changed_weight_under_a_new_seal_fails_by_its_answers(bundle: Path):

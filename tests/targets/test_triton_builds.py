@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -28,6 +27,7 @@ from packager.targets.triton.infer import Model
 from packager.targets.triton.kit import STAND_IN, missing_parts
 from packager.targets.triton.server import serving
 from tests.builders import BOOL, FLOAT, INT64, STRING, model, relu, save, value
+from tests.sealing import reseal
 
 MISSING = missing_parts(this_host())
 pytestmark = pytest.mark.skipif(bool(MISSING), reason="; ".join(f"{item.what}: {item.how}" for item in MISSING))
@@ -239,21 +239,6 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(dense: Path, tmp_path: Path) -> Path:
     """A copy of it to harm, in a folder with a space in its name."""
     return Path(shutil.copytree(dense, tmp_path / "a bundle"))
-
-
-def reseal(bundle: Path) -> None:
-    """A seal that fits what the files are now."""
-    document = json.loads((bundle / "bundle.json").read_text())
-    listed = {entry["path"]: entry for entry in document["files"]}
-    found = sorted(path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file())
-    document["files"] = [
-        {
-            "path": path, "sha256": hashlib.sha256((bundle / path).read_bytes()).hexdigest(),
-            "bytes": (bundle / path).stat().st_size, "role": listed.get(path, {"role": "file"})["role"],
-        }
-        for path in found if path not in ("bundle.json", "verdict.json")
-    ]  # fmt: skip
-    (bundle / "bundle.json").write_text(json.dumps(document))
 
 
 def edit(bundle: Path, old: str, new: str) -> None:

@@ -21,7 +21,8 @@ from packager.targets.triton.infer import Model
 from packager.targets.triton.kit import missing_parts
 from packager.targets.triton.server import serving
 from tests.builders import FLOAT, INT64, model, relu, save, value
-from tests.targets.test_triton_builds import build, passed, reseal
+from tests.sealing import reseal
+from tests.targets.test_triton_builds import build, passed
 
 MISSING = missing_parts(this_host())
 needs_server = pytest.mark.skipif(bool(MISSING), reason="; ".join(f"{item.what}: {item.how}" for item in MISSING))

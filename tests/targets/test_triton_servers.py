@@ -18,11 +18,12 @@ from packager.errors import VerificationError
 from packager.host import this_host
 from packager.supervise import SHARED_MEMORY
 from packager.targets.triton import kit
+from packager.targets.triton.asking import remote_info
 from packager.targets.triton.kit import STAND_IN, find_installed, find_kit, missing_parts
-from packager.targets.triton.remote import remote_info
 from packager.targets.triton.server import environment, serving
 from tests.builders import relu
-from tests.targets.test_triton_builds import passed, reseal
+from tests.sealing import reseal
+from tests.targets.test_triton_builds import passed
 
 MISSING = missing_parts(this_host())
 pytestmark = pytest.mark.skipif(bool(MISSING), reason="; ".join(f"{item.what}: {item.how}" for item in MISSING))
