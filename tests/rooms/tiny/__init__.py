@@ -55,20 +55,9 @@ def plan(request: PlanRequest) -> Plan:
     if options.fault == "refuse":
         node = request.model.structure.graph.nodes[0]
         raise Refused(f"tiny can't take node {node.label}", "choose another target")
-    return Plan(
-        target=request.target,
-        kind=request.kind,
-        name=request.name,
-        version=request.version,
-        model_digest=request.model.digest,
-        opset=request.model.opset,
-        precision=request.precision,
-        shapes=request.shapes,
-        signature=pin_shapes(request.model.signature, request.shapes),
-        steps=(Step("Copying the model", (("note", options.note),)),),
-        options=options.model_dump_json(),
-        files=tuple((file.name, file.sha256) for file in request.files),
-    )
+    steps = (Step("Copying the model", (("note", options.note),)),)
+    made = request.plan(pin_shapes(request.model.signature, request.shapes), steps)
+    return replace(made, files=tuple((file.name, file.sha256) for file in request.files))
 
 
 def build(plan: Plan, stage: Stage) -> None:
