@@ -56,8 +56,7 @@ def plan(request: PlanRequest) -> Plan:
         node = request.model.structure.graph.nodes[0]
         raise Refused(f"tiny can't take node {node.label}", "choose another target")
     steps = (Step("Copying the model", (("note", options.note),)),)
-    made = request.plan(pin_shapes(request.model.signature, request.shapes), steps)
-    return replace(made, files=tuple((file.name, file.sha256) for file in request.files))
+    return request.plan(pin_shapes(request.model.signature, request.shapes), steps)
 
 
 def build(plan: Plan, stage: Stage) -> None:
