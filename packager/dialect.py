@@ -7,6 +7,7 @@ So a verdict can tell what a precision cost from what a runtime cost.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -15,9 +16,10 @@ from typing import Any, cast
 
 from packager import child, golden_store, parity
 from packager.cache import Cache, Ingredients
-from packager.errors import GoldenError, InternalError, Refused, VerificationError
+from packager.errors import GoldenError, InternalError, Refused, UsageError, VerificationError
 from packager.files import clone_tree, to_json
 from packager.goldens import GoldenCase, GoldenSet
+from packager.goldens_ready import files_digest
 from packager.limits import ONNX
 from packager.model import Model, open_model
 from packager.precisions import AS_IS, Conversion
@@ -60,12 +62,16 @@ class Dialected:
 
 @dataclass(frozen=True)
 class TransformJob:
-    """Input of :func:`transform`: the model, the passes, the golden cases by which the result is judged, and where."""
+    """Input of :func:`transform`: the model, the passes, the golden cases by which the result is judged, and where.
+
+    ``calibration`` are files that a pass is calibrated with; the pass holds their digest.
+    """
 
     source: Path
     passes: tuple[AnyPass, ...]
     goldens: Path
     out: Path
+    calibration: Path | None = None
 
 
 def passes_for(
@@ -131,7 +137,17 @@ def _as_asked(made: AnyPass, asked: Conversion, precision: str) -> AnyPass:
             changes[field] = (*getattr(made, field), *(name for name in names if name not in getattr(made, field)))
     if "method" in known:
         changes["method"] = asked.calibration
+    if asked.data is not None:
+        if "calibration" not in known:
+            raise Refused(f"{precision} isn't calibrated, so `calibration_data` can't be done", "remove it")
+        changes["calibration"] = _digest(asked.data)
     return cast(AnyPass, replace(cast(Any, made), **changes)) if changes else made
+
+
+def _digest(files: Path) -> str:
+    if not files.exists():
+        raise UsageError(f"{files}: no such file or folder", "calibration_data is relative to the manifest")
+    return hashlib.sha256(files_digest(files).encode()).hexdigest()
 
 
 def steps_of(passes: tuple[AnyPass, ...]) -> tuple[Step, ...]:
@@ -156,7 +172,7 @@ def transform(job: TransformJob) -> Transformed:
     golden = parity.read_golden(job.goldens)
     goldens = _fitting(job, golden_store.read(job.goldens))
     with tempfile.TemporaryDirectory(prefix="packager-transform-") as name:
-        context = Context(job.source, Path(name), goldens, golden.rules)
+        context = Context(job.source, Path(name), goldens, golden.rules, job.calibration)
         applied = apply(job.passes, context, job.out / MODEL)
     model = open_model(job.out / MODEL)
     session = OrtSession(job.out / MODEL, quantized=model.is_quantized, mapped=is_large(model))

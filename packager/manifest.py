@@ -139,7 +139,7 @@ def load(path: Path) -> Manifest:
     shared = _Shared()
     if isinstance(file, File):
         tolerances = {precision: _tolerance(table) for precision, table in (file.tolerance.__pydantic_extra__).items()}
-        shared = _Shared(tuple(tolerances.items()), file.gates.min_level)
+        shared = _Shared(tuple(tolerances.items()), file.gates.min_level, path.parent.resolve())
     else:
         odd = {problem.place for problem in problems}
         problems += [problem for problem in file if problem.place not in odd]
@@ -241,6 +241,7 @@ class _Shared:
 
     tolerances: tuple[tuple[str, Tolerance], ...] = ()
     min_level: Level = GatesTable().min_level
+    root: Path = Path()
 
 
 def _unknown_precisions(table: object, lines: Lines) -> list[Problem]:
@@ -353,7 +354,12 @@ def _filled(name: str, kind: Kind, table: TargetTable, options: RoomOptions, sha
         build_timeout=table.build_timeout or facts.time_limits.build,
         verify_timeout=table.verify_timeout or facts.time_limits.verify,
         options=options,
-        conversion=Conversion(tuple(table.keep), tuple(table.keep_operators), table.calibration),
+        conversion=Conversion(
+            tuple(table.keep),
+            tuple(table.keep_operators),
+            table.calibration,
+            None if table.calibration_data is None else _absolute(shared.root, table.calibration_data),
+        ),
     )
 
 

@@ -136,8 +136,10 @@ class TargetTable(Table):
     shapes: dict[Key, Size] = Field({}, description="sizes that pin symbolic dimensions, by name")
     keep: list[Key] = Field([], description="nodes, by name, that stay in float at any precision")
     keep_operators: list[Key] = Field([], description="operators whose nodes all stay in float, such as Softmax")
-    calibration: Calibration = Field(
-        "minmax", description="how int8-static finds the range of activations from the golden inputs"
+    calibration: Calibration = Field("minmax", description="how int8-static finds the range of activations")
+    calibration_data: str | None = Field(
+        None,
+        description="files like goldens, relative to the manifest, whose inputs it runs for that",
     )
     tolerance: ToleranceTable = Field(ToleranceTable(), description="overrides [tolerance.<precision>]")
     min_level: Level | None = Field(None, description="lowest level the verdict may have; default: that of [gates]")

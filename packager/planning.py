@@ -75,7 +75,7 @@ def open_source(run: Run, target: Target) -> Source:
             precision=judged.precision,
             excluded=dict(reference.reference.excluded),
         )
-    job = TransformJob(run.model.path, passes, goldens, work / "dialect")
+    job = TransformJob(run.model.path, passes, goldens, work / "dialect", target.conversion.data)
     made = in_dialect(job, _ingredients(run, kind, passes, ready, judged), run.cache)
     return Source(kind, made.model, reference.goldens, ready, work, passes, made)
 

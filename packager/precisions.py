@@ -7,6 +7,7 @@ expected of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 AUTO = "auto"
 """In a manifest: the smallest precision that passes the policy."""
@@ -20,12 +21,14 @@ class Conversion:
     """What a manifest asks of the passes that make a target's precision.
 
     ``keep`` names nodes, ``keep_operators`` operators, that stay in float. ``calibration`` is how static quantisation
-    finds the range of activations: ``minmax``, ``entropy`` or ``percentile``.
+    finds the range of activations: ``minmax``, ``entropy`` or ``percentile``; ``data`` are golden files whose inputs it
+    runs for that, ``None`` for the golden cases.
     """
 
     keep: tuple[str, ...] = ()
     keep_operators: tuple[str, ...] = ()
     calibration: str = "minmax"
+    data: Path | None = None
 
 
 AS_IS = Conversion()

@@ -27,13 +27,15 @@ class Context:
 
     ``source`` is the model file the run started from (read only), ``folder`` an empty folder for temporary files,
     ``goldens`` the golden cases with the reference's outputs (calibration and drift search use them), ``rules`` what
-    the result will be judged by, for each output; ``None`` for the default policy's.
+    the result will be judged by, for each output; ``None`` for the default policy's. ``calibration`` are files whose
+    inputs static quantisation runs in place of the golden ones.
     """
 
     source: Path
     folder: Path
     goldens: GoldenSet
     rules: Mapping[str, OutputRule] | None = None
+    calibration: Path | None = None
 
 
 @dataclass(frozen=True)

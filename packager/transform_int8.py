@@ -163,7 +163,7 @@ class Int8Static:
 
     ``scheme`` presets what is ``None``: see :data:`PRESETS`. ``method`` finds the range of activations: all values
     (``minmax``), the range that keeps most information (``entropy``) or 99.999 % of values (``percentile``).
-    ``calibration`` is a file or folder of cases in any of the golden formats; ``None`` takes the golden cases.
+    ``calibration`` is the SHA-256 of the files to calibrate with, which are the context's; without, golden cases are.
     """
 
     scheme: Scheme = "qdq"
@@ -175,7 +175,7 @@ class Int8Static:
     symmetric: bool | None = None
     exclude: tuple[str, ...] = ()
     exclude_types: tuple[str, ...] = ()
-    calibration: Path | None = None
+    calibration: str = ""
     search: bool = True
 
     @property
@@ -201,7 +201,7 @@ class Int8Static:
             ("activations", f"{activation}{', symmetric' if symmetric else ''}"),
             ("weight dtype", weight),
             ("range", self.method),
-            ("calibration", str(self.calibration) if self.calibration else "the golden inputs"),
+            ("calibration", f"files {self.calibration[:12]}" if self.calibration else "the golden inputs"),
         )
         return Step("Quantising weights and activations to int8", own + _settings(self, "7" if reduced else "8"))
 
@@ -298,10 +298,12 @@ class Int8Static:
         """
         signature = open_model(source).signature
         cases: Sequence[GoldenCase] = [case for case in context.goldens.cases if signature.takes(case.inputs)]
-        if self.calibration is not None:
-            cases = read_goldens(self.calibration, signature).cases
+        if self.calibration:
+            if context.calibration is None:
+                raise Refused("the files it was calibrated with aren't here", "build it again with its manifest")
+            cases = read_goldens(context.calibration, signature).cases
         if not cases:
-            raise Refused("there is nothing to calibrate with", "give golden cases, or calibration = a folder of them")
+            raise Refused("there is nothing to calibrate with", "give golden cases, or calibration_data")
         return cases
 
 

@@ -260,3 +260,29 @@ def fitting(folder: Path, path: Path, shapes: tuple[tuple[str, int], ...]) -> Go
     cases = tuple(GoldenCase(name, {"x": np.load(folder / f"{name}.npz")["x"]}, {}, "file") for name in ("g1", "g2"))
     pin = load_pass({"name": "pin-shapes", "shapes": shapes})
     return dialect._fitting(dialect.TransformJob(path, (pin,), folder, folder), GoldenSet(cases))
+
+
+def test_calibration_data_is_named_by_its_digest_and_changes_what_is_built(tiny: str, tmp_path: Path):
+    """The manifest says where it is, relative to itself; the bundle says its digest, and no path of this machine."""
+    dense(tmp_path / "m.onnx")
+    (tmp_path / "samples").mkdir()
+    manifest = tmp_path / "packager.toml"
+    text = f'[model]\npath = "m.onnx"\n[targets.{tiny}]\nprecision = "int8-static"\n'
+    manifest.write_text(text + 'calibration_data = "samples"\n', encoding="utf-8")
+    digests = []
+    for factor in (3, 4):  # of what the goldens hold
+        x = np.random.default_rng(0).standard_normal((64, 64)) * factor
+        np.savez(tmp_path / "samples/a.npz", x=x.astype(np.float32))
+        (result,) = packager.build(manifest=manifest, out=tmp_path / "dist", verify=False).targets
+        assert result.bundle is not None, result.message
+        sealed = (tmp_path / "dist" / result.bundle / "bundle.json").read_text(encoding="utf-8")
+        assert "samples" not in sealed
+        (settings,) = [each for each in json.loads(sealed)["plan"]["transforms"] if each["name"] == "int8-static"]
+        digests.append((settings["calibration"], result.bundle_digest))
+    assert len(set(digests)) == 2 and all(len(digest) == 64 for digest, _ in digests)
+    manifest.write_text(text + 'calibration_data = "none"\n', encoding="utf-8")
+    (planned,) = packager.plan(manifest=manifest)
+    assert planned.error is not None and planned.error.hint == "calibration_data is relative to the manifest"
+    manifest.write_text(text.replace("int8-static", "fp16") + 'calibration_data = "samples"\n', encoding="utf-8")
+    (planned,) = packager.plan(manifest=manifest)
+    assert planned.error is not None and "fp16 isn't calibrated" in planned.error.message

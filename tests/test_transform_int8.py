@@ -62,11 +62,13 @@ def goldens(*arrays):
     return GoldenSet(tuple(GoldenCase(str(index), {"x": array}) for index, array in enumerate(arrays or (X,))))
 
 
-def convert(proto, tmp_path, settings, cases=None):
+def convert(proto, tmp_path, settings, cases=None, calibration=None):
     source, folder, target = save(proto, tmp_path / "model.onnx"), tmp_path / "work", tmp_path / "small.onnx"
     folder.mkdir(parents=True, exist_ok=True)
     before = source.read_bytes()
-    made = settings.run(ir.load(source), Context(source, folder, goldens() if cases is None else cases))
+    made = settings.run(
+        ir.load(source), Context(source, folder, goldens() if cases is None else cases, None, calibration)
+    )
     ir.save(made.model, target)
     onnx.checker.check_model(str(target), full_check=True)
     assert source.read_bytes() == before
@@ -154,15 +156,17 @@ def test_scales_are_per_channel_unless_told_otherwise(tmp_path):
 def test_calibration_from_a_folder(tmp_path):
     (tmp_path / "calibration").mkdir()
     np.savez(tmp_path / "calibration" / "a.npz", x=X * 10)
-    settings = Int8Static(calibration=tmp_path / "calibration")
-    _, wide, _ = convert(network(), tmp_path, settings, GoldenSet(()))
+    settings, files = Int8Static(calibration="a digest"), tmp_path / "calibration"
+    _, wide, _ = convert(network(), tmp_path, settings, GoldenSet(()), files)
     _, narrow, _ = convert(network(), tmp_path, Int8Static())
     scale = [next(float(numpy_helper.to_array(one)) for one in proto.graph.initializer if one.name == "x_scale")
              for proto in (wide, narrow)]  # fmt: skip
     assert scale[0] == pytest.approx(10 * scale[1], rel=1e-3)
     np.savez(tmp_path / "calibration" / "a.npz", other=X)
     with pytest.raises(GoldenError):
-        convert(network(), tmp_path, settings, GoldenSet(()))
+        convert(network(), tmp_path, settings, GoldenSet(()), files)
+    with pytest.raises(Refused, match="the files it was calibrated with aren't here"):
+        convert(network(), tmp_path, settings)
     with pytest.raises(Refused, match="nothing to calibrate with"):
         convert(network(), tmp_path, Int8Static(), GoldenSet(()))
 
