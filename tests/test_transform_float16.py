@@ -257,7 +257,7 @@ def test_resize_scales_stay_float32_constant_or_computed(tmp_path):
     shape = (1, 1, 3, 3)
     weights = [const("w", np.full((1, 1, 1, 1), 2.0)), const("a", [4.0, 4.0]), const("three", 3.0),
                const("ones", [1.0, 1.0]), const("fixed", [1, 1, 2, 2])]  # fmt: skip
-    proto = model(nodes, [value("x", shape=shape)], [value("y", shape=None)], weights)
+    proto = model(nodes, [value("x", shape=shape)], [value("y", shape=(1, 1, 8, 8))], weights)
     path, half, _ = convert(proto, tmp_path)
     assert dtypes(half)["fixed"] == FLOAT
     feeds = {"x": np.arange(9, dtype=np.float32).reshape(shape)}
