@@ -341,6 +341,7 @@ def _known_nowhere(name: str, table: Mapping[str, object], lines: Lines) -> list
 def _filled(name: str, kind: Kind, table: TargetTable, options: RoomOptions, shared: _Shared) -> Target:
     facts = kind.facts
     precision = table.precision or facts.precisions[0]
+    data = None if table.calibration_data is None else _absolute(shared.root, table.calibration_data)
     return Target(
         name=name,
         kind=kind.name,
@@ -354,12 +355,7 @@ def _filled(name: str, kind: Kind, table: TargetTable, options: RoomOptions, sha
         build_timeout=table.build_timeout or facts.time_limits.build,
         verify_timeout=table.verify_timeout or facts.time_limits.verify,
         options=options,
-        conversion=Conversion(
-            tuple(table.keep),
-            tuple(table.keep_operators),
-            table.calibration,
-            None if table.calibration_data is None else _absolute(shared.root, table.calibration_data),
-        ),
+        conversion=Conversion(tuple(table.keep), tuple(table.keep_operators), table.calibration, data),
     )
 
 
