@@ -25,6 +25,8 @@ PACKAGER = str(Path(sys.executable).with_name("packager"))
 SIZE = 5000
 LAYER_BYTES = SIZE * SIZE * 4
 INTERVAL_S = 0.05
+PROGRAMS = ("packager.child", "triton_python_backend_stub", "tritonserver", "packager")
+"""Words of a command line by which a process is counted, the first that fits: a runtime's own are told apart."""
 
 
 def chain(folder: Path, gigabytes: float) -> Path:
@@ -87,7 +89,7 @@ class Watch(threading.Thread):
             found = [marks(pid) for pid in tree(self._root)]
             self.together = max(self.together, sum(anonymous for _, anonymous, _ in found))
             for words, anonymous, resident in found:
-                name = next((word for word in ("packager.child", "tritonserver", "packager") if word in words), "other")
+                name = next((word for word in PROGRAMS if word in words), "other")
                 self.anonymous[name] = max(self.anonymous.get(name, 0), anonymous)
                 self.resident[name] = max(self.resident.get(name, 0), resident)
 
