@@ -122,7 +122,7 @@ class GatesTable(Table):
     """What refuses a target."""
 
     min_level: Level = Field("none", description="lowest level a verdict may have, for all targets")
-    hazards: OnHazards = Field("warn", description="what hazards of the model do: `packager inspect`")
+    hazards: OnHazards = Field("warn", description="whether hazards of the model are told or refuse it")
     min_golden_strength: float = Field(
         0.0, ge=0, le=1, description="least share of small faults that the goldens must catch; 0: only warn"
     )

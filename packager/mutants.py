@@ -34,7 +34,7 @@ FLOAT_ATTRIBUTES = frozenset({
 })  # fmt: skip
 """Attributes, lists of floats or tensors, that hold the weights of ai.onnx.ml's operators."""
 
-Path = tuple[tuple[int, int], ...]
+Place = tuple[tuple[int, int], ...]
 """Where a graph is: from the main graph, the number of a node and of its attribute, again and again."""
 
 
@@ -61,7 +61,7 @@ def find_mutants(model: onnx.ModelProto) -> list[Mutant]:
     return list(_of_graph(model.graph, (), {}))
 
 
-def _of_graph(graph: onnx.GraphProto, path: Path, outer: dict[str, tuple[Path, int, bool]]) -> Iterator[Mutant]:
+def _of_graph(graph: onnx.GraphProto, path: Place, outer: dict[str, tuple[Place, int, bool]]) -> Iterator[Mutant]:
     """Mutants of a graph. ``outer`` holds the constants it sees: where, which number, whether a Constant node."""
     held = {**outer, **{tensor.name: (path, index, False) for index, tensor in enumerate(graph.initializer)}}
     for index, node in enumerate(graph.node):
@@ -91,7 +91,7 @@ def _label(node: onnx.NodeProto) -> str:
     return f"{operator} '{node.name or (node.output[0] if node.output else '')}'"
 
 
-def _graph(model: onnx.ModelProto, path: Path) -> onnx.GraphProto:
+def _graph(model: onnx.ModelProto, path: Place) -> onnx.GraphProto:
     graph = model.graph
     for node, attribute in path:
         graph = graph.node[node].attribute[attribute].g
@@ -102,7 +102,7 @@ def _tensor_in(graph: onnx.GraphProto, index: int, constant: bool) -> onnx.Tenso
     return graph.node[index].attribute[0].t if constant else graph.initializer[index]
 
 
-def _renaming(path: Path, index: int) -> Callable[[onnx.ModelProto], None]:
+def _renaming(path: Place, index: int) -> Callable[[onnx.ModelProto], None]:
     def rename(model: onnx.ModelProto) -> None:
         node = _graph(model, path).node[index]
         node.op_type = NEAR[node.op_type]
@@ -110,7 +110,7 @@ def _renaming(path: Path, index: int) -> Callable[[onnx.ModelProto], None]:
     return rename
 
 
-def _of_attribute(attribute: onnx.AttributeProto, path: Path, index: int, place: int, label: str) -> Iterator[Mutant]:
+def _of_attribute(attribute: onnx.AttributeProto, path: Place, index: int, place: int, label: str) -> Iterator[Mutant]:
     from onnx import numpy_helper
 
     def scale(model: onnx.ModelProto) -> None:
@@ -126,7 +126,7 @@ def _of_attribute(attribute: onnx.AttributeProto, path: Path, index: int, place:
         yield Mutant(label, f"{attribute.name} scaled by {SCALE}", scale)
 
 
-def _of_tensor(tensor: onnx.TensorProto, place: tuple[Path, int, bool], name: str, label: str) -> Iterator[Mutant]:
+def _of_tensor(tensor: onnx.TensorProto, place: tuple[Place, int, bool], name: str, label: str) -> Iterator[Mutant]:
     """Mutants of a float constant: scaled; and its first two channels swapped, or a bias zeroed."""
     from onnx import TensorProto, numpy_helper
 

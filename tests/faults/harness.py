@@ -50,9 +50,10 @@ def build(kind: str, proto: onnx.ModelProto, folder: Path, lines: str = "", *, v
     """Build one target of a model in a folder of its own."""
     folder.mkdir(parents=True)
     onnx.save(proto, folder / f"{NAME}.onnx")
-    lines = f'[model]\npath = "{NAME}.onnx"\n[golden]\nallow_nan = true\n[targets.{kind}]\n{lines}\n'
-    (folder / "packager.toml").write_text(lines, encoding="utf-8")
-    return packager.build(manifest=folder / "packager.toml", out=folder / "dist", cache=False, verify=verify)
+    manifest = folder / "packager.toml"
+    text = f'[model]\npath = "{NAME}.onnx"\n[golden]\nallow_nan = true\n[targets.{kind}]\n{lines}\n'
+    manifest.write_text(text, encoding="utf-8")
+    return packager.build(manifest=manifest, out=folder / "dist", cache=False, verify=verify)
 
 
 def subject(kind: str, folder: Path, lines: str = "") -> Subject:

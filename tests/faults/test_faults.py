@@ -13,7 +13,7 @@ from tests.faults.harness import Subject, file_fault, model_fault, other_faults,
 from tests.faults.honest import honest, reordered, session, thresholds
 from tests.faults.models import MODEL_FAULTS, witness
 
-MISSED_BY_THE_SEAL = {
+SAID_OF = {
     "NaN in one weight": "NaN", "two outputs swapped": "'scores'", "an output of another dtype": "float64",
     "an output transposed": "shape",
 }  # fmt: skip
@@ -38,7 +38,7 @@ def test_every_model_fault_is_caught_by_its_answers(good: Subject, tmp_path: Pat
     for number, (fault, change) in enumerate(MODEL_FAULTS.items()):
         outcome = model_fault(good, fault, change, tmp_path / str(number))
         assert outcome.caught and outcome.words, fault
-        assert MISSED_BY_THE_SEAL.get(fault, "") in outcome.words
+        assert SAID_OF.get(fault, "") in outcome.words
 
 
 def test_every_harmed_file_is_caught_and_named(good: Subject, tmp_path: Path) -> None:
