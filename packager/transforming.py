@@ -22,6 +22,7 @@ from packager.transform_registry import AnyPass
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+    import onnxruntime as ort
 
 MAX_INLINE_BYTES = 500_000_000
 """Constants up to this many bytes stay inside the file. More could (protobuf ends at 2 GiB), but whoever opens such a
@@ -158,7 +159,7 @@ def _checked(source: Path, out: Path, signature: Signature, check_runtime: bool)
     _check_onnx(source, out, opened)
     if check_runtime:
         try:
-            _load_in_runtime(out)
+            loaded_in_runtime(out)
         except ModelError as error:
             raise BuildError(f"the transformed model doesn't load: {error.message}", error.hint) from error
     return opened
@@ -191,8 +192,8 @@ def _objection(path: Path) -> str:
     return ""
 
 
-def _load_in_runtime(out: Path) -> None:
-    """Create a session without graph optimisation or prepacking, so that external data stays mapped from disk.
+def loaded_in_runtime(path: Path) -> ort.InferenceSession:
+    """A session of ONNX Runtime on a model as it is, without optimising it or packing copies of its weights.
 
     Raises:
         ModelError: ONNX Runtime refuses the model; the message is its own.
@@ -205,10 +206,10 @@ def _load_in_runtime(out: Path) -> None:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        ort.InferenceSession(str(out), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ORT's exception types are not public
         reason = " ".join(str(error).split())[:600]
-        raise ModelError(f"{out}: ONNX Runtime can't load the model: {reason}") from error
+        raise ModelError(f"{path}: ONNX Runtime can't load the model: {reason}") from error
 
 
-__all__ = ["AnyPass", "Applied", "apply", "place_model", "signature_differences"]
+__all__ = ["AnyPass", "Applied", "apply", "loaded_in_runtime", "place_model", "signature_differences"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from packager.errors import BuildError, StorageError
+from packager.errors import BuildError, ModelError, StorageError
 from packager.files import clone_file, write_text
 from packager.goldens import Array, dtype_name
 from packager.model import Signature, open_model
@@ -23,7 +23,7 @@ from packager.targets.triton import ensemble, infer
 from packager.targets.triton.config import DTYPES, MODEL_FILE, Config, Entry, WarmUp, config_text
 from packager.targets.triton.options import Options
 from packager.targets.triton.planning import batching, flags
-from packager.transforming import place_model
+from packager.transforming import loaded_in_runtime, place_model
 
 REPOSITORY = "model_repository"
 CONFIG = "config.pbtxt"
@@ -142,17 +142,10 @@ def entries(model: Path, signature: Signature) -> tuple[tuple[Entry, ...], tuple
     Raises:
         BuildError: ONNX Runtime doesn't load the model, or gives a tensor no rank where the signature has one.
     """
-    import onnxruntime as ort
-
-    ort.disable_telemetry_events()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ORT's exception types are not public
-        raise BuildError(f"ONNX Runtime can't load the model: {' '.join(str(error).split())[:600]}") from error
+        session = loaded_in_runtime(model)
+    except ModelError as error:
+        raise BuildError(error.message, error.hint) from error
     found = {each.name: each for each in (*session.get_inputs(), *session.get_outputs())}
     sides = []
     for specs, names in (
