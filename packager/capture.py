@@ -84,7 +84,7 @@ def capture(
         work = Path(name)
         job = ReferenceJob(
             model, inputs, synthesis, (), allow_nan=False, policy=POLICY, precision=opened.precision,
-            out=work / "reference",
+            out=work / "reference", thorough=score,
         )  # fmt: skip
         reference = child.call(answer, job, seconds=SOURCE_SECONDS, what="running the reference")
         ready, artifact, origin = job.out, reference.artifact, "the reference run"

@@ -18,10 +18,12 @@ import numpy as np
 
 from packager import golden_formats, golden_store, parity
 from packager.errors import GoldenError, ModelError
+from packager.golden_choice import Draw, further, has_choices
 from packager.golden_synth import candidates, synthesise
 from packager.goldens import Array, GoldenCase, GoldenSet
 from packager.hazards import RANDOM_OPERATORS, Hazard
 from packager.model import Model, Signature, open_model
+from packager.parity import OutputRule
 from packager.policy import rules_for
 from packager.probing import probe
 
@@ -49,7 +51,8 @@ class ReferenceJob:
     """Input of :func:`answer`: the model, golden files (or ``None`` to synthesise), where the result goes.
 
     ``exclude`` names outputs that are not compared; ``policy`` and ``precision`` judge the artifact against outputs
-    that the goldens bring along. ``pinned`` names open dimensions that no target leaves open.
+    that the goldens bring along. ``pinned`` names open dimensions that no target leaves open. ``thorough`` scores
+    synthesised cases by mutants and looks for better ones even where the model has nothing to choose.
     """
 
     model: Path
@@ -61,6 +64,7 @@ class ReferenceJob:
     precision: str
     out: Path
     pinned: tuple[str, ...] = ()
+    thorough: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,8 +143,10 @@ def answer(job: ReferenceJob) -> Reference:
             'make it deterministic, or leave those outputs out: [golden] exclude = ["..."]',
         )
     _check_nan(first, job)
-    hazards = _probe(model, session, first, job) if seconds < PROBED_SECONDS else []
     rules = rules_for(job.policy, job.precision, model, excluded=frozenset(excluded))
+    if job.goldens is None and seconds < PROBED_SECONDS and (job.thorough or has_choices(model)):
+        first += _further(model, session, first, rules, job)
+    hazards = _probe(model, session, first, job) if seconds < PROBED_SECONDS else []
     artifact = _artifact_parity(first, rules, frozenset(excluded))
     completed = GoldenSet(
         tuple(GoldenCase(case.name, case.inputs, outputs, case.source, "reference") for case, outputs in first)
@@ -156,6 +162,24 @@ def answer(job: ReferenceJob) -> Reference:
         excluded=tuple(sorted(excluded.items())),
         hazards=tuple(hazards),
     )
+
+
+def _further(
+    model: Model, session: OrtSession, answered: Answered, rules: Mapping[str, OutputRule], job: ReferenceJob
+) -> Answered:
+    """Cases that catch what those so far don't."""
+    names = list(answered[0][1])
+
+    def ask(case: GoldenCase) -> dict[str, Array]:
+        outputs, again = (session.run(case.inputs, names, case.name) for _ in range(2))
+        if unstable := _unstable([(case, outputs)], [(case, again)], model):
+            raise ModelError(f"{job.model}: not deterministic: {'; '.join(unstable)}")
+        _check_nan([(case, outputs)], job)
+        return outputs
+
+    settings = job.synthesis
+    draw = Draw(settings.cases, settings.seed, dict(settings.dims), dict(settings.ranges))
+    return further(model, job.model, answered, rules, draw, ask)
 
 
 def _probe(model: Model, session: OrtSession, answered: Answered, job: ReferenceJob) -> list[Hazard]:

@@ -85,7 +85,7 @@ def measure(job: StrengthJob) -> Strength:
     moved: set[str] = set()
     caught: list[tuple[Mutant, bool]] = []
     for mutant in sampled(find_mutants(model), job.mutants):
-        wrong = _wrong_outputs(model, mutant, golden, moved)
+        wrong = wrong_outputs(model, mutant, golden, moved)
         if wrong is not None:
             moved |= wrong
             caught.append((mutant, bool(wrong)))
@@ -105,7 +105,7 @@ def sampled(mutants: Sequence[Mutant], most: int) -> list[Mutant]:
     return [mutants[int(place)] for place in np.linspace(0, len(mutants) - 1, most)]
 
 
-def _wrong_outputs(model: onnx.ModelProto, mutant: Mutant, golden: parity.Golden, moved: set[str]) -> set[str] | None:
+def wrong_outputs(model: onnx.ModelProto, mutant: Mutant, golden: parity.Golden, moved: set[str]) -> set[str] | None:
     """Outputs that the comparator refuses; ``None`` where no runtime takes the mutant, which tells nothing of goldens.
 
     Cases are tried one after another until one catches the mutant and every output is known to move.
