@@ -20,6 +20,7 @@ from packager.goldens_ready import Answered
 from packager.manifest import Target
 from packager.model import sha256_file
 from packager.planning import Source, inputs_digest, judge_target, plan_target, tool_versions
+from packager.policy import Judging
 from packager.readme import write_readme
 from packager.room import Plan, Stage, kind_named
 from packager.run import Run, answered
@@ -114,10 +115,10 @@ def _seal_and_verify(run: Run, target: Target, source: Source, plan: Plan, folde
 
     def sealed(goldens: GoldenSet, plan: Plan) -> Bundle:
         with storage_errors("adding goldens and self-check"):
-            description, precision = judged.description, judged.precision
             golden_store.write(
-                folder / GOLDEN, goldens, judged.rules, policy=description, precision=precision, excluded=excluded
-            )
+                folder / GOLDEN, goldens, judged.rules, policy=judged.description, precision=judged.precision,
+                excluded=excluded, transformed=_transformed(source, judged),
+            )  # fmt: skip
             add_selfcheck(folder)
             return seal(folder, plan, tool_versions(kind), kind.facts.roles, cost)
 
@@ -137,6 +138,13 @@ def _seal_and_verify(run: Run, target: Target, source: Source, plan: Plan, folde
         bundle = seal(folder, plan, tool_versions(kind), kind.facts.roles, cost)
         _stamp_verdict(folder, verdict, bundle)
     return Made(folder, plan, bundle, verdict)
+
+
+def _transformed(source: Source, judged: Judging) -> golden_store.Transformed | None:
+    """What the target was given answers, where the policy says how near to that it must be."""
+    if source.dialected is None or not judged.transformed:
+        return None
+    return golden_store.Transformed(golden_store.read(source.dialected.answers), judged.transformed)
 
 
 def _execute(target: Target, source: Source, folder: Path, bundle: Bundle) -> Verdict:

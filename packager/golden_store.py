@@ -9,6 +9,10 @@ Layout of ``golden.json`` (schema ``packager.golden/1``)::
                 "inputs": [{"name", "dtype", "shape", "tensor": "0.in.0"} | {..., "dtype": "string", "strings": [...]}],
                 "outputs": [...]}]}
 
+Where a target was given a quantised form of the model, its answers go along: ``transformed`` at the top is like
+``outputs``, with the bounds of how near the bundle must be to them, and ``transformed`` in a case is like its
+``outputs``. Both are left out otherwise.
+
 Names appear only as JSON texts, never as keys: a tensor may be called anything. The payload's keys count instead:
 case, ``in`` or ``out``, position. What safetensors can't hold is stored as :data:`packager.parity.STORED` says. The
 same goldens always give the same bytes. Reading is :func:`packager.parity.read_golden`, which bundles carry too.
@@ -19,6 +23,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +46,25 @@ from packager.parity import (
 JSON_FILE, PAYLOAD_FILE = "golden.json", "golden.safetensors"
 
 
+@dataclass(frozen=True)
+class Transformed:
+    """Answers of the model that was given to a target, and how near to them the target must come, by output name."""
+
+    goldens: GoldenSet
+    rules: Mapping[str, OutputRule]
+
+    def of(self, case: GoldenCase) -> GoldenCase:
+        """The answers to a case.
+
+        Raises:
+            GoldenError: there are none.
+        """
+        for each in self.goldens.cases:
+            if each.name == case.name:
+                return each
+        raise GoldenError(f"golden case '{case.name}': the transformed model was not asked")
+
+
 def write(
     folder: Path,
     goldens: GoldenSet,
@@ -49,6 +73,7 @@ def write(
     policy: str,
     precision: str,
     excluded: Mapping[str, str],
+    transformed: Transformed | None = None,
 ) -> None:
     """Write both files into ``folder``, which is made if need be.
 
@@ -59,6 +84,7 @@ def write(
         policy: which policy judged, in words.
         precision: of the target, such as ``fp32``.
         excluded: output name to why it isn't compared.
+        transformed: what the model that was given to the target answers in each case, where that is judged too.
 
     Raises:
         GoldenError: a case lacks an output or has one without a rule, a value is of a dtype that no ONNX tensor has,
@@ -75,14 +101,14 @@ def write(
         "schema": GOLDEN_SCHEMA,
         "policy": policy,
         "precision": precision,
-        "outputs": [
-            {"name": name, "tolerance": rule.tolerance.to_dict(), "score_axis": rule.score_axis,
-             "rounding": rule.rounding}
-            for name, rule in rules.items() if name not in excluded
-        ],
+        "outputs": _rules(rules, excluded),
+        **({} if transformed is None else {"transformed": _rules(transformed.rules, excluded)}),
         "excluded": [{"name": name, "reason": why} for name, why in excluded.items()],
-        "cases": [_case(number, case, rules, excluded, payload) for number, case in enumerate(goldens.cases)],
-    }  # fmt: skip
+        "cases": [
+            _case(number, case, rules, excluded, payload) | _transformed(number, case, transformed, excluded, payload)
+            for number, case in enumerate(goldens.cases)
+        ],
+    }
     text = _encoded(document)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,13 +157,6 @@ def _case(
     excluded: Mapping[str, str],
     payload: dict[str, Array],
 ) -> Json:
-    outputs = {name: array for name, array in case.outputs.items() if name not in excluded}
-    for name in outputs:
-        if name not in rules:
-            raise GoldenError(f"golden case '{case.name}': no tolerance is given for output '{name}'")
-    for name in rules:
-        if name not in outputs and name not in excluded:
-            raise GoldenError(f"golden case '{case.name}': nothing is expected of output '{name}'")
     where = f"golden case '{case.name}'"
     return {
         "name": case.name,
@@ -145,9 +164,50 @@ def _case(
         "outputs_from": case.outputs_from,
         "inputs": [_tensor(f"{number}.in.{at}", name, array, payload, where)
                    for at, (name, array) in enumerate(case.inputs.items())],
-        "outputs": [_tensor(f"{number}.out.{at}", name, array, payload, where)
-                    for at, (name, array) in enumerate(outputs.items())],
+        "outputs": _outputs(number, "out", case, rules, excluded, payload),
     }  # fmt: skip
+
+
+def _transformed(
+    number: int,
+    case: GoldenCase,
+    transformed: Transformed | None,
+    excluded: Mapping[str, str],
+    payload: dict[str, Array],
+) -> Json:
+    if transformed is None:
+        return {}
+    return {"transformed": _outputs(number, "run", transformed.of(case), transformed.rules, excluded, payload)}
+
+
+def _rules(rules: Mapping[str, OutputRule], excluded: Mapping[str, str]) -> list[Json]:
+    return [
+        {"name": name, "tolerance": rule.tolerance.to_dict(), "score_axis": rule.score_axis, "rounding": rule.rounding}
+        for name, rule in rules.items()
+        if name not in excluded
+    ]
+
+
+def _outputs(
+    number: int,
+    key: str,
+    case: GoldenCase,
+    rules: Mapping[str, OutputRule],
+    excluded: Mapping[str, str],
+    payload: dict[str, Array],
+) -> list[Json]:
+    """A case's outputs, each of which must have a rule; their numbers go to the payload as ``<number>.<key>.<at>``."""
+    where = f"golden case '{case.name}'"
+    outputs = {name: array for name, array in case.outputs.items() if name not in excluded}
+    for name in outputs:
+        if name not in rules:
+            raise GoldenError(f"{where}: no tolerance is given for output '{name}'")
+    for name in rules:
+        if name not in outputs and name not in excluded:
+            raise GoldenError(f"{where}: nothing is expected of output '{name}'")
+    return [
+        _tensor(f"{number}.{key}.{at}", name, array, payload, where) for at, (name, array) in enumerate(outputs.items())
+    ]
 
 
 def _tensor(key: str, name: str, array: Array, payload: dict[str, Array], where: str) -> Json:

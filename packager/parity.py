@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -82,7 +82,7 @@ class Tolerance:
     @classmethod
     def from_dict(cls, bounds: Mapping[str, object]) -> Tolerance:
         """From plain JSON. Raises ValueError for an unknown bound or a value out of range."""
-        known = {field.name for field in fields(cls)}
+        known = {each.name for each in fields(cls)}
         if unknown := sorted(set(bounds) - known):
             raise ValueError(f"unknown bound {unknown[0]!r}; known: {', '.join(sorted(known))}")
         return cls(
@@ -149,7 +149,7 @@ class Metrics:
 
     def to_dict(self) -> Json:
         """As strict JSON: infinities become the strings ``inf`` and ``-inf``, NaN becomes ``nan``, tuples lists."""
-        return {field.name: json_safe(getattr(self, field.name)) for field in fields(self)}
+        return {each.name: json_safe(getattr(self, each.name)) for each in fields(self)}
 
 
 @dataclass(frozen=True)
@@ -498,29 +498,51 @@ def verdict_text(document: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class StoredCase:
-    """One case as stored: where the inputs came from, what made the outputs, and both by name."""
+    """One case as stored: where the inputs came from, what made the outputs, and both by name.
+
+    ``transformed`` are the answers of the model that was given to the target, empty where those of the reference say
+    enough.
+    """
 
     name: str
     source: str
     outputs_from: str
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
+    transformed: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Golden:
-    """All that golden.json and golden.safetensors say. Excluded outputs have a reason, no rule and no values."""
+    """All that golden.json and golden.safetensors say. Excluded outputs have a reason, no rule and no values.
+
+    ``transformed_rules`` say how near a bundle must be to the transformed model; no case has answers without them.
+    """
 
     policy: str
     precision: str
     rules: Mapping[str, OutputRule]
     excluded: Mapping[str, str]
     cases: tuple[StoredCase, ...]
+    transformed_rules: Mapping[str, OutputRule] = field(default_factory=dict)
 
     @property
     def excluded_names(self) -> frozenset[str]:
         """The outputs that aren't judged."""
         return frozenset(self.excluded)
+
+    def judge(self, case: StoredCase, actual: Mapping[str, Array]) -> CaseResult:
+        """Judge a bundle's outputs of one case against the reference's, and against the transformed model's where the
+        goldens hold them: what quantisation may cost is no room for a runtime's mistakes.
+
+        The metrics are those against the reference.
+        """
+        found = compare_case(case.name, case.outputs, actual, self.rules, self.excluded_names)
+        if not case.transformed:
+            return found
+        near = compare_case(case.name, case.transformed, actual, self.transformed_rules, self.excluded_names)
+        reasons = (*found.reasons, *(f"against the transformed model: {reason}" for reason in near.reasons))
+        return replace(found, passed=not reasons, reasons=reasons)
 
 
 def read_golden(folder: Path) -> Golden:
@@ -546,22 +568,27 @@ def read_golden(folder: Path) -> Golden:
     top = _Place(file, "the document", document)
     if (schema := top.text("schema")) != GOLDEN_SCHEMA:
         raise top.error(f"schema is {schema!r}, this version reads {GOLDEN_SCHEMA!r}")
-    rules = {item.text("name"): _rule(item) for item in top.items("outputs")}
+    rules, near = _rules(top, "outputs"), _rules(top, "transformed", optional=True)
     excluded = {item.text("name"): item.text("reason") for item in top.items("excluded")}
-    if (
-        len(rules) != len(top.items("outputs"))
-        or len(excluded) != len(top.items("excluded"))
-        or set(rules) & set(excluded)
-    ):
+    if len(excluded) != len(top.items("excluded")) or set(rules) & set(excluded):
         raise top.error("an output is listed twice")
     cases = _read_cases(top, folder / "golden.safetensors")
     if not cases:
         raise top.error("there are no cases")
     for number, case in enumerate(cases):
-        if odd := sorted(set(case.outputs) ^ set(rules)):
-            what = "has no rule" if odd[0] in case.outputs else "has no expected values"
-            raise top.error(f"cases[{number}]: output {odd[0]!r} {what}")
-    return Golden(top.text("policy"), top.text("precision"), rules, excluded, cases)
+        for values, judged in ((case.outputs, rules), (case.transformed, near)):
+            if odd := sorted(set(values) ^ set(judged)):
+                what = "has no rule" if odd[0] in values else "has no expected values"
+                raise top.error(f"cases[{number}]: output {odd[0]!r} {what}")
+    return Golden(top.text("policy"), top.text("precision"), rules, excluded, cases, near)
+
+
+def _rules(top: _Place, key: str, *, optional: bool = False) -> dict[str, OutputRule]:
+    items = top.items(key, optional=optional)
+    rules = {item.text("name"): _rule(item) for item in items}
+    if len(rules) != len(items):
+        raise top.error("an output is listed twice")
+    return rules
 
 
 def _no_constant(text: str) -> None:
@@ -591,7 +618,9 @@ class _Place:
             raise self.error(f"{key!r} must be a text, not {found!r:.60}")
         return found
 
-    def items(self, key: str) -> list[_Place]:
+    def items(self, key: str, *, optional: bool = False) -> list[_Place]:
+        if optional and isinstance(self.value, dict) and key not in self.value:
+            return []
         if not isinstance(found := self.get(key), list):
             raise self.error(f"{key!r} must be a list")
         prefix = "" if self.where == "the document" else f"{self.where}."
@@ -637,6 +666,7 @@ def _read_cases(top: _Place, payload: Path) -> tuple[StoredCase, ...]:
                     case.text("name"), case.text("source"), case.text("outputs_from"),
                     _read_tensors(case, "inputs", store, payload, used),
                     _read_tensors(case, "outputs", store, payload, used),
+                    _read_tensors(case, "transformed", store, payload, used, optional=True),
                 )
                 for case in top.items("cases")
             )  # fmt: skip
@@ -647,9 +677,11 @@ def _read_cases(top: _Place, payload: Path) -> tuple[StoredCase, ...]:
     return cases
 
 
-def _read_tensors(case: _Place, key: str, store: _Store, payload: Path, used: set[str]) -> dict[str, Array]:
+def _read_tensors(
+    case: _Place, key: str, store: _Store, payload: Path, used: set[str], *, optional: bool = False
+) -> dict[str, Array]:
     found: dict[str, Array] = {}
-    for place in case.items(key):
+    for place in case.items(key, optional=optional):
         name = place.text("name")
         if name in found:
             raise place.error(f"{name!r} is listed twice")

@@ -147,6 +147,7 @@ def judge_target(run: Run, target: Target, reference: Answered) -> Judging:
         reference.reference.excluded,
         kind_named(target.kind).facts,
         target.tolerance,
+        target.precision if target.precision in kind_named(target.kind).facts.dialect.precisions else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,11 +98,16 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Judging:
-    """How the outputs of one target are judged: a rule each, which policy that is, in words, and for what precision."""
+    """How the outputs of one target are judged: a rule each, which policy that is, in words, and for what precision.
+
+    ``transformed`` are the rules against the transformed model, which the target runs: empty where its room knows of
+    no closer ones than those against the reference.
+    """
 
     rules: Mapping[str, OutputRule]
     description: str
     precision: str
+    transformed: Mapping[str, OutputRule] = field(default_factory=dict)
 
 
 @cache
@@ -207,12 +212,14 @@ def judging(
     excluded: Iterable[tuple[str, str]],
     facts: TargetFacts,
     tolerance: ManifestTolerance,
+    made: str | None = None,
 ) -> Judging:
     """How a target is judged: the policy, its room's facts, and the manifest.
 
     Args:
         policy_name: such as ``default-1``.
-        precision: of the target.
+        precision: by which it is judged.
+        made: the precision, as the manifest spells it, that a shared transform makes for the target.
         model: whose outputs are judged.
         excluded: outputs that aren't, with the reason.
         facts: the room's ``target.toml``.
@@ -226,7 +233,28 @@ def judging(
     asked = {name: bounds.model_dump(include=set(BOUNDS)) for name, bounds in tolerance.outputs if name not in skipped}
     manifest = ToleranceOverride.of("the manifest", tolerance.bounds.model_dump(include=set(BOUNDS)), asked)
     resolved = resolve(policy_name, precision, _judged(model, skipped), room, manifest)
-    return Judging(rules(model, resolved), resolved.description, precision)
+    found = rules(model, resolved)
+    room_run = facts.run_tolerance.get(made or "")
+    near = {} if room_run is None else _near(resolved, Tolerance.from_dict(room_run))
+    run = {name: replace(found[name], tolerance=tolerance) for name, tolerance in near.items()}
+    return Judging(found, resolved.description, precision, run)
+
+
+def _near(resolved: Resolved, known: Tolerance) -> dict[str, Tolerance]:
+    """How near outputs must be to those of the transformed model: what the room knows of its runtime, and where
+    somebody made a bound looser than the policy's, that."""
+    usual = policies()[resolved.policy].precisions[resolved.precision].tolerance.to_dict()
+    found: dict[str, Tolerance] = {}
+    for name, tolerance in resolved.tolerances.items():
+        bounds = known.to_dict()
+        for bound, asked in tolerance.to_dict().items():
+            before = usual[bound]
+            if asked is None or before is None or bounds[bound] is None:
+                continue
+            if asked < before if bound in ("cosine", "top1") else asked > before:
+                bounds[bound] = asked
+        found[name] = Tolerance(**bounds)
+    return found
 
 
 def score_axes(model: Model) -> dict[str, int | None]:

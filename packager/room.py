@@ -124,6 +124,10 @@ class TargetFacts(BaseModel):
     pins: dict[str, str] = {}
     roles: dict[str, str] = Field({}, description="glob of the bundle's files to what they are for")
     tolerance: dict[str, dict[str, float]] = Field({}, description="by precision: what differs from the policy")
+    run_tolerance: dict[str, dict[str, float]] = Field(
+        {},
+        description="by precision as manifests spell it: how near the transformed model the runtime is known to be",
+    )
     time_limits: TimeLimits = TimeLimits()
 
     @property

@@ -30,7 +30,8 @@ MAX_FAILURES = 20
 class VerifyJob:
     """Input of :func:`execute`: the bundle's folder, the seal it must have, and where the verdict goes.
 
-    ``transformed`` is a golden folder with the transformed model's answers in ONNX Runtime, where there is one.
+    ``transformed`` is a golden folder with the transformed model's answers in ONNX Runtime, where there is one and the
+    bundle doesn't hold them itself.
     ``endpoint`` is the address of a running service to ask in place of a runtime of our own.
     """
 
@@ -69,10 +70,9 @@ def execute(job: VerifyJob) -> Verdict:
             if isinstance(outcome, str):
                 results.append(parity.failed_case(case.name, outcome))
                 continue
-            found = parity.compare_case(case.name, case.outputs, outcome, golden.rules, golden.excluded_names)
-            results.append(found)
-            if case.name in transformed:
-                expected = transformed[case.name]
+            results.append(golden.judge(case, outcome))
+            expected = case.transformed or transformed.get(case.name)
+            if expected:
                 found = parity.compare_case(case.name, expected, outcome, golden.rules, golden.excluded_names)
                 against_transformed.append(found)
         info = runner.info

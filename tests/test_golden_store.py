@@ -118,6 +118,51 @@ def test_policy_precision_rules_and_exclusions_are_kept(tmp_path):
     assert (found.rules, found.excluded, found.excluded_names) == (RULES, {"r": "random"}, frozenset({"r"}))
 
 
+NEAR = {"y": OutputRule(Tolerance(scaled=1e-2), 1, 4e-3)}
+
+
+def transformed(case: str = "first", **outputs: np.ndarray) -> golden_store.Transformed:
+    answers = outputs or {"y": np.full((2, 2), 1.25, np.float32), "r": np.zeros(3, np.float32)}
+    return golden_store.Transformed(GoldenSet((GoldenCase(case, {}, answers),)), NEAR)
+
+
+def test_answers_of_the_transformed_model_go_along_with_their_rules(tmp_path):
+    store(tmp_path, transformed=transformed(), excluded={"r": "random"})
+    found = read_golden(tmp_path)
+    assert found.transformed_rules == NEAR
+    assert list(found.cases[0].transformed) == ["y"]
+    assert found.cases[0].transformed["y"].tolist() == [[1.25, 1.25], [1.25, 1.25]]
+    assert found.cases[0].outputs["y"].tolist() == [[1, 1], [1, 1]]
+    bare = read_golden(store(tmp_path / "bare"))
+    assert (bare.transformed_rules, bare.cases[0].transformed) == ({}, {})
+
+
+def test_a_transformed_model_that_was_not_asked_or_lacks_an_output_is_refused(tmp_path):
+    with pytest.raises(GoldenError, match="'first': the transformed model was not asked"):
+        store(tmp_path, transformed=transformed("second"))
+    with pytest.raises(GoldenError, match="no tolerance is given for output 'z'"):
+        store(tmp_path, transformed=transformed(z=np.ones(1, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda d: d["cases"][0].pop("transformed"), "tensor '0.run.0' is named nowhere"),
+        (lambda d: d["transformed"].append({**d["transformed"][0], "name": "z"}), "output 'z' has no expected values"),
+        (lambda d: d.pop("transformed"), "output 'y' has no rule"),
+        (lambda d: d["transformed"].append(d["transformed"][0]), "an output is listed twice"),
+        (lambda d: d.update(transformed={}), "'transformed' must be a list"),
+    ],
+)
+def test_edited_answers_of_the_transformed_model_are_refused(tmp_path, edit, said):
+    store(tmp_path, transformed=transformed(y=np.ones((2, 2), np.float32)))
+    document = json.loads((tmp_path / JSON_FILE).read_text(encoding="utf-8"))
+    edit(document)
+    (tmp_path / JSON_FILE).write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(GoldenFileError, match=said):
+        read_golden(tmp_path)
+
+
 def test_values_of_excluded_outputs_are_left_out(tmp_path):
     case = small().cases[0]
     noisy = GoldenSet((GoldenCase(case.name, case.inputs, {**case.outputs, "r": np.ones(3)}),))

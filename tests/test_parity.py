@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from packager import parity
-from packager.parity import OutputRule, Tolerance, compare_case, compare_output, judge
+from packager.parity import Golden, OutputRule, StoredCase, Tolerance, compare_case, compare_output, judge
 
 CALM = settings(deadline=None)
 FP32 = Tolerance(max_abs=1e-3, scaled=1e-4)
@@ -266,6 +266,22 @@ def test_missing_extra_and_unruled_outputs_fail_and_excluded_ones_do_not():
     assert compare_case("c", {"y": a, "z": a}, {"y": a}, rules, frozenset({"z"})).passed
     assert compare_case("c", {"y": a}, {"y": a, "z": a}, rules, frozenset({"z"})).passed
     assert not compare_case("c", {"y": a}, {"y": a}, rules, frozenset({"y"})).passed
+
+
+def test_a_bundle_must_be_near_the_transformed_model_too():
+    reference, int8 = np.array([1.0, -4.0], np.float32), np.array([1.25, -4.0], np.float32)
+    case = StoredCase("c", "", "", {}, {"y": reference}, {"y": int8})
+    rules, near = {"y": OutputRule(Tolerance(scaled=0.1))}, {"y": OutputRule(Tolerance(scaled=0.01))}
+    golden = Golden("p", "int8", rules, {}, (case,), near)
+    found = golden.judge(case, {"y": int8})
+    assert found.passed
+    assert found.outputs[0].metrics is not None
+    assert found.outputs[0].metrics.max_abs == 0.25, "against the reference"
+    wrong = golden.judge(case, {"y": reference})
+    assert not wrong.passed
+    assert wrong.reasons == ("against the transformed model: output 'y': scaled error 0.0625 is over 0.01",)
+    bare = StoredCase("c", "", "", {}, {"y": reference})
+    assert Golden("p", "int8", rules, {}, (bare,)).judge(bare, {"y": reference}).passed
 
 
 def test_no_cases_and_nothing_compared_fail():

@@ -178,6 +178,32 @@ def test_excluded_outputs_get_no_rule(tmp_path):
     assert policy.rules_for("default-1", "fp32", made, excluded=frozenset({"y"})) == {}
 
 
+NEAR = {"scaled": 0.03, "cosine": 0.999}
+
+
+def runs_closely() -> TargetFacts:
+    return TargetFacts(
+        kind="k", title="K", summary="", level="runtime", precisions=["int8-static", "int8-rough"],
+        run_tolerance={"int8-static": NEAR},
+    )  # fmt: skip
+
+
+def test_running_a_quantised_model_is_judged_apart_from_quantising_it(tmp_path):
+    made, facts = opened(tmp_path, [node("Relu")], ["n", 4]), runs_closely()
+    found = policy.judging("default-1", "int8", made, (), facts, ManifestTolerance(), "int8-static")
+    assert found.rules["y"].tolerance == policies()["default-1"].precisions["int8"].tolerance
+    assert found.transformed["y"] == OutputRule(Tolerance(scaled=0.03, cosine=0.999), 1)
+    for precision in (None, "int8-rough"):
+        assert policy.judging("default-1", "int8", made, (), facts, ManifestTolerance(), precision).transformed == {}
+
+
+def test_who_accepts_more_accepts_it_of_the_runtime_too_and_who_asks_for_more_loosens_nothing(tmp_path):
+    made = opened(tmp_path, [node("Relu")], ["n", 4])
+    asked = ManifestTolerance(Bounds(scaled=0.3, cosine=0.9999), (("y", Bounds(top1=0.5)),))
+    found = policy.judging("default-1", "int8", made, (), runs_closely(), asked, "int8-static")
+    assert found.transformed["y"].tolerance == Tolerance(scaled=0.3, cosine=0.999)
+
+
 def test_a_target_is_judged_by_policy_facts_and_manifest(tmp_path):
     made = opened(tmp_path, [node("Relu")], ["n", 4])
     facts = TargetFacts(

@@ -156,7 +156,7 @@ def run_goldens(seal: Seal) -> tuple[dict[str, Any], str]:
         except Exception as error:  # noqa: BLE001 - whatever the runtime raises is this case's failure
             results.append(parity.failed_case(case.name, f"the runtime failed: {words(error)}"))
             continue
-        results.append(parity.compare_case(case.name, case.outputs, outputs, golden.rules, golden.excluded_names))
+        results.append(golden.judge(case, outputs))
     document = parity.verdict_document(
         results,
         level=runtime.pop("level", "runtime"),

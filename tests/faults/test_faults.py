@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnx
 import pytest
 
 from tests.faults.files import FILE_FAULTS
-from tests.faults.harness import Subject, file_fault, model_fault, other_faults, subject
+from tests.faults.harness import Subject, allowed, file_fault, model_fault, other_faults, subject
 from tests.faults.honest import honest, reordered, session, thresholds
 from tests.faults.models import MODEL_FAULTS, witness
 
@@ -39,6 +40,18 @@ def test_every_model_fault_is_caught_by_its_answers(good: Subject, tmp_path: Pat
         outcome = model_fault(good, fault, change, tmp_path / str(number))
         assert outcome.caught and outcome.words, fault
         assert SAID_OF.get(fault, "") in outcome.words
+
+
+def test_what_a_tolerance_allows_is_told_from_what_it_misses(good: Subject) -> None:
+    fault = witness()
+    MODEL_FAULTS["a layer's weights scaled by 1.01"](fault)
+    assert allowed(good, witness()) and not allowed(good, fault)
+    golden = good.bundle / "golden/golden.json"
+    document = json.loads(golden.read_text(encoding="utf-8"))
+    for rule in document["outputs"]:
+        rule["tolerance"] = {"max_abs": None, "scaled": 0.1, "cosine": 0.99, "top1": None}
+    golden.write_text(json.dumps(document), encoding="utf-8")
+    assert allowed(good, fault)
 
 
 def test_every_harmed_file_is_caught_and_named(good: Subject, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import packager
+from packager.parity import Tolerance, read_golden
 from packager.render import c_string
 from packager.results import Report, TargetResult
 from packager.targets.npu import infer
@@ -92,6 +93,9 @@ def test_a_network_is_compiled_and_run_in_the_emulator(made: tuple[Path, TargetR
     assert verdict.target is not None and (verdict.target.cosine or 0) > 0.999, "QDQ to NPU"
     parities = json.loads((folder / "verdict.json").read_text())["parities"]
     assert set(parities) == {"transformed model against reference", "bundle against transformed model"}
+    golden = read_golden(folder / "golden")
+    assert {rule.tolerance for rule in golden.transformed_rules.values()} == {Tolerance(scaled=3e-2, cosine=0.999)}
+    assert all(set(case.transformed) == set(case.outputs) for case in golden.cases)
     sealed = json.loads((folder / "bundle.json").read_text())
     roles = {entry["path"]: entry["role"] for entry in sealed["files"]}
     assert roles["model.onnx"] == "model" and roles["model_qnn.bin"] == "context binary"

@@ -298,6 +298,24 @@ tell({json.dumps(given)}.map(judge));
 
 
 @needs_node
+def test_the_judge_in_javascript_asks_for_nearness_to_the_transformed_model(folder: Path, tmp_path: Path):
+    got = in_node(folder, tmp_path, """
+const { judgeCase } = await import(new URL("./verify/compare.js", process.argv[2]));
+const bounds = (scaled) => ({ max_abs: null, scaled, cosine: null, top1: null });
+const rule = (scaled) => [{ name: "y", tolerance: bounds(scaled), score_axis: null, rounding: 0 }];
+const y = (...values) => ({ y: { dtype: "float32", dims: [2], data: Float32Array.from(values) } });
+const golden = { outputs: rule(0.1), transformed: rule(0.01), excluded: [] };
+const one = { name: "c", outputs: y(1, -4), transformed: y(1.25, -4) };
+const bare = { ...one, transformed: undefined };
+tell([judgeCase(golden, one, y(1.25, -4)), judgeCase(golden, one, y(1, -4)), judgeCase(golden, bare, y(1, -4))]);
+""")  # fmt: skip
+    assert isinstance(got, list)
+    assert [each["passed"] for each in got] == [True, False, True]
+    assert got[0]["outputs"][0]["metrics"]["max_abs"] == 0.25
+    assert got[1]["reasons"] == ["against the transformed model: output 'y': scaled error 0.0625 is over 0.01"]
+
+
+@needs_node
 def test_the_self_check_writes_the_verdict_that_packager_writes(folder: Path, tmp_path: Path):
     got = in_node(folder, tmp_path, """
 const { check } = await import(new URL("./verify/check.js", process.argv[2]));

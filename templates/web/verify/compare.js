@@ -211,6 +211,21 @@ export function compareCase(name, expected, actual, rules, excluded) {
   return { name, passed: !reasons.length, reasons, outputs };
 }
 
+/**
+ * Judges one case of a golden document against the reference's outputs, and against the transformed model's where it
+ * holds them. The metrics are those against the reference.
+ */
+export function judgeCase(golden, { name, outputs, transformed }, actual) {
+  const excluded = new Set(golden.excluded.map((output) => output.name));
+  const against = (expected, rules) =>
+    compareCase(name, expected, actual, new Map(rules.map((rule) => [rule.name, rule])), excluded);
+  const found = against(outputs, golden.outputs);
+  if (!transformed) return found;
+  const near = against(transformed, golden.transformed).reasons.map((reason) => `against the transformed model: ${reason}`);
+  const reasons = [...found.reasons, ...near];
+  return { ...found, passed: !reasons.length, reasons };
+}
+
 /** The worst of a metric over all cases, as the verdict tells it; null where none was measured. */
 export function worst(cases, metric, sign) {
   let found = null;

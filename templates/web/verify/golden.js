@@ -11,7 +11,7 @@ async function fetched(url) {
   return response;
 }
 
-/** Gives `{ document, cases: [{ name, inputs, outputs }] }`, tensors as `{ dtype, dims, data }` by name. */
+/** Gives `{ document, cases: [{ name, inputs, outputs, transformed }] }`, tensors as `{ dtype, dims, data }` by name. */
 export async function readGolden() {
   const document = await (await fetched(new URL("../golden/golden.json", import.meta.url))).json();
   const buffer = await (await fetched(new URL("../golden/golden.safetensors", import.meta.url))).arrayBuffer();
@@ -30,6 +30,8 @@ export async function readGolden() {
     for (const entry of entries) found[entry.name] = tensor(entry);
     return found;
   };
-  const cases = document.cases.map(({ name, inputs, outputs }) => ({ name, inputs: named(inputs), outputs: named(outputs) }));
+  const cases = document.cases.map(({ name, inputs, outputs, transformed }) => ({
+    name, inputs: named(inputs), outputs: named(outputs), transformed: transformed && named(transformed),
+  }));
   return { document, cases };
 }
