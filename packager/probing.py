@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,6 +32,10 @@ Run = Callable[[Feeds], Mapping[str, Array]]
 MAX_ELEMENTS = 1 << 24
 """Larger inputs (64 MiB of float32) are not repeated to another length: that could take the machine's memory."""
 
+MIXED = 1e-2
+"""A row of floats that is further from itself in a batch, relative to its largest value, is mixed with others: sums in
+another order are a thousand times nearer."""
+
 MAX_NAMED = 3
 FAILED_NODE = re.compile(r"while running (\S+) node\. Name:'([^']*)'")
 """How ONNX Runtime names the node at which a run ended (``OpKernel`` errors of its sequential executor)."""
@@ -42,11 +47,12 @@ shape are taken from its input, a Tile by 1 and an Expand to 1 leave the axis as
 
 @dataclass(frozen=True)
 class Observed:
-    """One run: the size of every open dimension by key, and what it gave, or why it failed."""
+    """One run: the size of every open dimension by key, what it gave, or why it failed, and what it was given."""
 
     sizes: Mapping[str, int]
     outputs: Mapping[str, Array] | None
     failure: str = ""
+    feeds: Feeds = field(default_factory=dict)
 
 
 def probe(
@@ -80,6 +86,7 @@ def probe(
         found += _baked(model, batch, _first(base, batch), probes)
         seen += probes
         found += _lost_batches(model, batch, seen)
+        found += _mixed_rows(model, run, cases, batch)
     for key, role in roles.items():
         if role in ("length", "height", "width") and len({observed.sizes.get(key) for observed in seen}) == 1:
             probes = list(_other_lengths(model, run, feeds, key, base.get(key, 0)))
@@ -120,9 +127,9 @@ def _first(sizes: Mapping[str, int], keys: frozenset[str]) -> int:
 def _observe(model: Model, run: Run, feeds: Feeds, sizes: Mapping[str, int]) -> Observed:
     given = resized(model, feeds, sizes)
     try:
-        return Observed(sizes_of(model, given), run(given))
+        return Observed(sizes_of(model, given), run(given), feeds=given)
     except ModelError as error:
-        return Observed(sizes_of(model, given), None, error.message)
+        return Observed(sizes_of(model, given), None, error.message, given)
 
 
 def _other_lengths(model: Model, run: Run, feeds: Feeds, key: str, size: int) -> Iterator[Observed]:
@@ -226,6 +233,60 @@ def _lost_batches(model: Model, batch: frozenset[str], seen: Sequence[Observed])
                 Hazard("batch-lost", f"{message} {format_dims(spec.dims)}: node {_maker(model, spec.name)}", hint)
             )
     return found
+
+
+def _mixed_rows(
+    model: Model, run: Run, cases: Sequence[tuple[Feeds, Mapping[str, Array]]], batch: frozenset[str]
+) -> list[Hazard]:
+    """Outputs of the first row that are others where the row is alone: a softmax, a mean or a normalisation that takes
+    the batch for another axis. Models that quantise by the range of a whole tensor do this a little, and are let be."""
+    whole = None if model.is_quantized else _a_batch(model, run, cases, batch)
+    if whole is None or whole.outputs is None:
+        return []
+    alone = _observe(model, run, whole.feeds, dict.fromkeys(batch, 1)).outputs
+    found = []
+    for spec in model.signature.outputs:
+        axis = next((axis for axis, dim in enumerate(spec.dims or ()) if symbol(dim) in batch), None)
+        if axis is None or alone is None or spec.name not in alone or alone[spec.name].dtype.kind != "f":
+            continue
+        one = np.asarray(alone[spec.name], np.float64)
+        row = np.asarray(np.take(whole.outputs[spec.name], [0], axis=axis), np.float64)
+        if one.shape != row.shape or not np.isfinite(row).all():
+            continue
+        apart, largest = float(np.max(np.abs(one - row), initial=0)), float(np.max(np.abs(row), initial=0))
+        if apart > MIXED * largest:
+            found.append(
+                Hazard(
+                    "mixed-rows",
+                    f"output '{spec.name}' of a row changes with the other rows of its batch, by {apart:.2g} where it "
+                    f"is at most {largest:.2g}: a node before {_maker(model, spec.name)} works across the batch",
+                    "check the axes of its softmaxes, means and normalisations; if that is meant, pin the batch",
+                )
+            )
+    return found
+
+
+def _a_batch(
+    model: Model, run: Run, cases: Sequence[tuple[Feeds, Mapping[str, Array]]], batch: frozenset[str]
+) -> Observed | None:
+    """A case of more than one row, or two cases of one row put together; ``None`` where neither is to be had."""
+    for feeds, outputs in cases:
+        if _first(sizes_of(model, feeds), batch) > 1:
+            return Observed(sizes_of(model, feeds), outputs, feeds=feeds)
+    for one, other in pairwise(feeds for feeds, _ in cases):
+        joined: dict[str, Array] = {}
+        for spec in model.signature.inputs:
+            keys = [dim_key(spec, axis, dim) in batch for axis, dim in enumerate(spec.dims or ())]
+            pair = (one[spec.name], other[spec.name])
+            if pair[0].shape != pair[1].shape:
+                break
+            if True in keys:
+                joined[spec.name] = np.concatenate(pair, axis=keys.index(True))
+            elif np.array_equal(*pair):
+                joined[spec.name] = pair[0]
+        if len(joined) == len(model.signature.inputs):
+            return _observe(model, run, joined, {})
+    return None
 
 
 def _check_declared(model: Model, observed: Observed) -> None:

@@ -37,8 +37,9 @@ def probed(
     *constants: onnx.TensorProto,
     dims: dict[str, int] | None = None,
     pinned: frozenset[str] = frozenset(),
+    count: int = 1,
 ) -> list[Hazard]:
-    """Hazards of the model x -> y, whose only golden case has the sizes ``dims``."""
+    """Hazards of the model x -> y, whose ``count`` golden cases have the sizes ``dims``."""
     proto = model(nodes, [value("x", shape=shape)], [value("y", shape=out)], constants)
     opened = open_model(save(proto, path / "m.onnx"))
     session = OrtSession(opened.path, quantized=False)
@@ -46,7 +47,7 @@ def probed(
     def run(feeds):
         return session.run(feeds, ["y"], "case")
 
-    cases = synthesise(opened, cases=1, dims=dims or {}).cases
+    cases = synthesise(opened, cases=count, dims=dims or {}).cases
     return probe(opened, run, [(case.inputs, run(case.inputs)) for case in cases], pinned)
 
 
@@ -126,6 +127,35 @@ def test_an_output_without_the_batch_is_named_unless_it_says_so(tmp_path: Path) 
         "batch-lost", "output 'y' has 1 rows whatever the batch, and declares [?, 4]: node ReduceMean 'mean'",
     )  # fmt: skip
     assert probed(tmp_path, nodes, ["batch", 4], [1, 4]) == []
+
+
+@pytest.mark.parametrize(("dims", "count"), [({}, 3), ({"batch": 2}, 1), ({"batch": 1}, 2)])
+@pytest.mark.parametrize(
+    "mixing",
+    [
+        [node("Softmax", ["x"], ["y"], "softmax", axis=0)],
+        [node("ReduceMean", ["x"], ["m"], axes=[0]), node("Sub", ["x", "m"], ["y"], "centre")],
+    ],
+)
+def test_a_node_that_works_across_the_batch_is_named(
+    tmp_path: Path, dims: dict[str, int], count: int, mixing: list[onnx.NodeProto]
+) -> None:
+    (found,) = probed(tmp_path, mixing, ["batch", 4], ["batch", 4], dims=dims, count=count)
+    assert found.code == "mixed-rows"
+    assert found.message.startswith("output 'y' of a row changes with the other rows of its batch, by ")
+    assert found.message.endswith(f"a node before {mixing[-1].op_type} '{mixing[-1].name}' works across the batch")
+
+
+@pytest.mark.parametrize("out", [["batch", 4], [None, None]])
+def test_rows_that_stand_alone_are_no_hazard(tmp_path: Path, out: list[int | str | None]) -> None:
+    nodes = [node("MatMul", ["x", "w"], ["a"]), node("Softmax", ["a"], ["y"], axis=-1)]
+    weights = constant("w", np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32))
+    assert probed(tmp_path, nodes, ["batch", 4], out, weights, count=3) == []
+
+
+def test_a_pinned_batch_may_mix_its_rows(tmp_path: Path) -> None:
+    nodes = [node("Softmax", ["x"], ["y"], axis=0)]
+    assert probed(tmp_path, nodes, ["batch", 4], ["batch", 4], dims={"batch": 3}, pinned=frozenset({"batch"})) == []
 
 
 def test_a_batch_that_moved_to_another_axis_is_not_lost(tmp_path: Path) -> None:
