@@ -30,6 +30,11 @@ DTYPES = {
 """ONNX Runtime's types to those of a model configuration; bfloat16 has none in this release."""
 
 
+LARGE_BYTES = 1 << 29
+"""A version's folder larger than this is loaded for little memory rather than for speed, its weights left in their
+files: verifying must not need a server's machine. The arithmetic is the same, without the optimiser's fusions."""
+
+
 class TritonPythonModel:
     """One instance of one version of a model."""
 
@@ -188,6 +193,13 @@ def session(path: str, level: int) -> Any:  # noqa: ANN401 - of ONNX Runtime
     levels = onnxruntime.GraphOptimizationLevel
     chosen = {-1: levels.ORT_ENABLE_BASIC, 1: levels.ORT_ENABLE_EXTENDED, 2: levels.ORT_DISABLE_ALL}
     options.graph_optimization_level = chosen.get(level, levels.ORT_ENABLE_ALL)
+    if sum(file.stat().st_size for file in Path(path).parent.iterdir()) > LARGE_BYTES:
+        # Folding would widen every half-precision weight at once, and packing copy it again. By priority each Cast runs
+        # when it is needed, and without an arena its memory goes back at once.
+        options.graph_optimization_level = levels.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:
