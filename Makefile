@@ -9,7 +9,7 @@ EXTRAS := openvino,web,triton,ios,tensorrt,cpu,npu,dev$(if $(shell command -v np
 # ONNX Runtime's wheels report usage unless told not to before they are loaded; packager tells its children itself.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup browser swift-toolchain headers demo test check bench memory corpus npu-table faults clean format
+.PHONY: setup browser swift-toolchain headers cpu-emulator demo test check bench memory corpus npu-table faults clean format
 
 # Where a runtime can't be had, its own words say why and what to do; the tests that need it skip, and fail in CI.
 setup: $(STAMP)
@@ -34,11 +34,15 @@ swift-toolchain:
 headers:
 	@sh tests/targets/get_headers.sh .runtimes/onnxruntime-headers || echo "ONNX Runtime's headers can't be had" >&2
 
+# An emulator of older CPUs: int8 is run as machines without VNNI run it.
+cpu-emulator:
+	@sh tests/get_cpu_emulator.sh
+
 demo: setup browser
 	$(BIN)/python examples/fetch.py examples/orientation
 	$(BIN)/packager build --manifest examples/orientation/packager.toml --out examples/orientation/dist
 
-test: setup browser headers
+test: setup browser headers cpu-emulator
 	$(BIN)/python examples/fetch.py .corpus
 	$(BIN)/python -m pytest -n $(JOBS)
 
