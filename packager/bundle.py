@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from packager import __version__
 from packager.errors import UsageError, VerificationError
-from packager.files import list_files, to_json, write_text
+from packager.files import is_file, is_folder, list_files, to_json, write_text
 from packager.graph import Dim
 from packager.model import Signature, TensorSpec, sha256_file
 from packager.room import Plan
@@ -145,16 +145,16 @@ def open_bundle(folder: Path) -> Bundle:
         VerificationError: ``bundle.json`` is malformed; the message names the key.
     """
     path = folder / SEAL
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise UsageError(f"{folder}: no such bundle", "give a bundle's folder or its archive")
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"{folder}: not a bundle: it has no {SEAL}", "give the folder that holds it")
     if path.stat().st_size > MAX_SEAL_BYTES:
         raise VerificationError(f"{path}: larger than {MAX_SEAL_BYTES} bytes")
     data = path.read_bytes()
     try:
         return _parse(folder, data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         what = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
         raise VerificationError(
             f"{path}: malformed: {what}", "the bundle is damaged; fetch or build it again"

@@ -11,14 +11,13 @@ import hashlib
 import json
 import math
 import os
-import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from packager.errors import UsageError
 from packager.files import list_files, remove_tree, replace_folder, to_json, write_text
+from packager.scratch import scratch
 
 Ingredients = Mapping[str, str]
 
@@ -54,8 +53,8 @@ class Cache:
         entries = self.root / "entries"
         try:
             entries.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self.root, prefix="new-", ignore_cleanup_errors=True) as name:
-                stage = Path(name) / "entry"
+            with scratch(self.root, "new-") as folder:
+                stage = folder / "entry"
                 stage.mkdir()
                 fill(stage)
                 write_text(stage / CONTENTS, to_json(_contents(stage)))
@@ -165,11 +164,8 @@ def _whole(folder: Path) -> bool:
 
 
 def _prune(root: Path, keep: Path) -> None:
-    """Drop the entries unused for longest until the cache fits its bound, and leavings of killed runs."""
+    """Drop the entries unused for longest until the cache fits its bound."""
     limit = _bound()
-    for stale in root.glob("new-*"):
-        if time.time() - stale.stat().st_mtime > 86400:
-            remove_tree(stale)
     sizes = {
         entry: sum((entry / path).stat().st_size for path in list_files(entry))
         for entry in (root / "entries").iterdir()

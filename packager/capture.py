@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from packager.goldens import Array, GoldenCase, GoldenSet
 from packager.model import Signature, open_model
 from packager.policy import rules_for
 from packager.reference import ArtifactParity, ReferenceJob, SynthesisSettings, answer
+from packager.scratch import scratch
 from packager.strength import MANY, Strength, StrengthJob, measure
 
 SOURCE_SECONDS = 3600.0
@@ -80,8 +80,7 @@ def capture(
         ModelError, GoldenError: the model or the inputs are refused, or the source's outputs don't fit the model.
     """
     opened = open_model(model)
-    with tempfile.TemporaryDirectory(prefix="packager-") as name:
-        work = Path(name)
+    with scratch() as work:
         job = ReferenceJob(
             model, inputs, synthesis, (), allow_nan=False, policy=POLICY, precision=opened.precision,
             out=work / "reference", thorough=score,

@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import traceback
 import typing
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from packager.errors import BuildError, PackagerError, TargetCrashed, TimeLimit, error_types
+from packager.scratch import scratch
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -64,8 +64,7 @@ def call(function: Callable[[A], R], argument: A, *, seconds: float, what: str) 
     hints = typing.get_type_hints(function)
     returns = hints.pop("return")
     (takes,) = hints.values()
-    with tempfile.TemporaryDirectory(prefix="packager-job-") as name:
-        folder = Path(name)
+    with scratch() as folder:
         job = {
             "function": f"{function.__module__}:{function.__qualname__}",
             "argument": TypeAdapter(takes).dump_python(argument, mode="json"),
@@ -87,13 +86,15 @@ def _run(folder: Path, seconds: float, what: str) -> int:
     options: dict[str, object] = (
         {"creationflags": 0x200} if sys.platform == "win32" else {"start_new_session": True}
     )  # CREATE_NEW_PROCESS_GROUP: Ctrl-C is ours to hand on
+    temporary = folder / "tmp"  # what an SDK leaves there goes with the folder, however the child ends
+    temporary.mkdir()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(  # type: ignore[call-overload]
             [sys.executable, "-P", "-m", "packager.child", str(folder)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **QUIET},
+            env={**os.environ, **QUIET, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary))},
             **options,
         )
     with _guard:

@@ -238,7 +238,7 @@ def _sizes(dims: Sequence[str]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for text in dims:
         name, _, size = text.rpartition("=")
-        if not name or not size.isdecimal() or int(size) < 1:
+        if not name or not size.isdecimal() or len(size) > 18 or int(size) < 1:
             raise UsageError(f"--dim {text}: not NAME=SIZE with a size of 1 or more")
         sizes[name] = int(size)
     return sizes
@@ -252,11 +252,11 @@ def _sizes(dims: Sequence[str]) -> dict[str, int]:
 def init(model: Path, targets: tuple[str, ...], out: Path, force: bool) -> None:
     """Write a commented manifest for a model."""
     from packager import room
-    from packager.files import write_text
+    from packager.files import exists, write_text
     from packager.manifest_init import init_text
     from packager.model import open_model
 
-    if out.exists() and not force:
+    if exists(out) and not force:
         raise UsageError(f"{out}: already exists", "add --force to overwrite it, or name another file with -o")
     names = _split(targets) or list(room.kinds())
     for name in names:
@@ -305,11 +305,23 @@ def schema() -> None:
 
 
 def _say(text: str) -> None:
-    """Write data to standard output; names with lone surrogates must not break it."""
+    """Write data to standard output; names with lone surrogates must not break it.
+
+    Raises:
+        StorageError: it is a file, and the disk is full.
+    """
+    from packager.files import storage_error
+
     stream = sys.stdout
     encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _quiet()
+        raise storage_error("writing to standard output", error) from error
 
 
 @contextlib.contextmanager
@@ -329,8 +341,10 @@ def _interrupt(*_: object) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: run a command and exit with its status."""
-    with contextlib.suppress(ValueError, OSError):  # not in the main thread, or no such signal here
-        signal.signal(signal.SIGTERM, _interrupt)
+    for name in ("SIGTERM", "SIGHUP"):  # SIGHUP: the terminal was closed; Windows hasn't got it
+        with contextlib.suppress(ValueError, OSError, AttributeError):  # not in the main thread, or no such signal
+            if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:  # nohup
+                signal.signal(getattr(signal, name), _interrupt)
     sys.exit(_run(arguments))
 
 
@@ -355,11 +369,22 @@ def _run(arguments: Sequence[str] | None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left (`| head`): point stdout at nothing, so that closing it is quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _quiet()
         return 0
+    except OSError as error:
+        from packager.files import storage_error
+
+        stored = storage_error("running", error)  # the machine's trouble: a full disk, no permission, no more files
+        click.echo(f"error: {stored.message}\nhint: {stored.hint}", err=True)
+        return stored.exit_code
     except Exception:  # noqa: BLE001 - the last line of defence
         click.echo(f"error: a fault in packager itself; please report it\n{traceback.format_exc()}", err=True)
         return 1
+
+
+def _quiet() -> None:
+    """Let standard output go nowhere, so that Python's own flush of it at the end fails no more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

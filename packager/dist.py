@@ -18,6 +18,9 @@ from packager.files import list_files, to_json, write_text
 from packager.model import sha256_file
 from packager.results import Report, TargetResult
 
+INDEXES = ("checksums.txt", "artifacts.json", "report.json", "report.html", "junit.xml")
+"""What :func:`write_indexes` writes, the checksums last."""
+
 GZIP_LEVEL = 6
 ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest time a ZIP entry can carry."""

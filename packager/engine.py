@@ -17,22 +17,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packager import __version__, child, explaining
+from packager.archives import unpacked
 from packager.bundle import open_bundle
 from packager.cache import Cache, default_cache, tree_digest
 from packager.capture import Captured, capture
 from packager.choosing import buildable, read_manifest, rungs
 from packager.errors import PackagerError, UsageError
 from packager.explaining import Explanation
-from packager.files import remove_tree, storage_error, storage_errors, unpacked, writable_folder
+from packager.files import exists, is_file, storage_error, storage_errors, writable_folder
 from packager.importing import import_verdict
 from packager.manifest import Manifest, Target
 from packager.model import Model, open_model
+from packager.placing import STAGING, sweep_output
 from packager.planning import open_source, plan_target
 from packager.reference import Reference, SynthesisSettings
 from packager.report import Listener, Silent
 from packager.results import Report, TargetResult
 from packager.room import Plan, package_folder
 from packager.run import ReferenceRefused, Run, heed
+from packager.scratch import scratch
 from packager.strength import WEAK, Strength
 from packager.targeting import run_target
 from packager.verdict import Verdict
@@ -161,14 +164,13 @@ def _running(chosen: Manifest, out: Path | None, cache: bool, *, verify: bool, l
     child.allow()
     with contextlib.ExitStack() as stack:
         if out is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="packager-")))
+            with storage_errors("preparing the plan"):
+                folder = stack.enter_context(scratch())
         else:
             folder = stack.enter_context(_output(out))
         with storage_errors("preparing the build"):
             work = Path(
-                stack.enter_context(
-                    tempfile.TemporaryDirectory(dir=folder, prefix=".staging-", ignore_cleanup_errors=True)
-                )
+                stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=STAGING, ignore_cleanup_errors=True))
             )
         pool = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="reference"))
         code = tree_digest(package_folder("packager"))
@@ -188,7 +190,7 @@ def _output(out: Path) -> Iterator[Path]:
     """The output folder, ours alone while the run lasts; gone again if it was made for nothing."""
     import filelock
 
-    existed = out.exists()
+    existed = exists(out)
     folder = writable_folder(out)
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
     lock = filelock.FileLock(Path(tempfile.gettempdir()) / f"packager-{name}.lock")
@@ -200,8 +202,7 @@ def _output(out: Path) -> Iterator[Path]:
     except OSError as error:
         raise storage_error("locking the output folder", error) from error
     try:
-        for stale in (*folder.glob(".staging-*"), *folder.glob(".old-*")):
-            remove_tree(stale)
+        sweep_output(folder)
         yield folder
     finally:
         lock.release()
@@ -331,7 +332,7 @@ def verify(
             opened = open_bundle(path)
             verdict = import_verdict(opened, Path(imported))
             return Verified(str(path), opened.name, opened.target, opened.kind, verdict, None)
-        if path.is_file():
+        if is_file(path):
             with unpacked(path) as folder:
                 return _verify(path, folder, endpoint, speak)
         return _verify(path, path, endpoint, speak)

@@ -8,27 +8,21 @@ import json
 import math
 import os
 import shutil
-import struct
 import sys
-import tarfile
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from packager.errors import PackagerError, StorageError, UsageError, VerificationError
+from packager.errors import StorageError, UsageError
+
+OLD = ".old-"
+"""How the hidden names of folders begin that are about to be deleted."""
+
+UNFINISHED = ".new-"
+"""How the names of files begin that :func:`write_text` is still writing."""
 
 FICLONE = 0x40049409
 """Linux ioctl that shares a file's extents (``linux/fs.h``); btrfs and XFS have it."""
-
-MAX_UNPACKED_BYTES = 64 << 30
-MAX_UNPACKED_FILES = 100_000
-
-NOT_WHOLE = (
-    OSError, EOFError, ValueError, RuntimeError, tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error,
-)  # fmt: skip
-"""What the readers of the standard library raise for a damaged archive."""
 
 
 @contextlib.contextmanager
@@ -49,6 +43,8 @@ def storage_error(what: str, error: OSError) -> StorageError:
     place = f" ({error.filename})" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(f"{what}: no space left on the device{place}", "free some space and run again")
+    if error.errno == errno.EFBIG:
+        return StorageError(f"{what}: larger than files may be here{place}", "raise the limit (`ulimit -f`), or move")
     return StorageError(f"{what}: {error.strerror or error}{place}", "check the folder and its permissions")
 
 
@@ -73,10 +69,34 @@ def writable_folder(path: Path) -> Path:
     return path
 
 
+# Whether something is there. pathlib's own methods raise for a name that is too long, up to Python 3.13; a path that a
+# user, a manifest or a model gives may be anything, and nothing can be there.
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something, links followed."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file, links followed."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder, links followed."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def is_link(path: Path) -> bool:
+    """Whether there is a symbolic link."""
+    return os.path.islink(path)  # noqa: PTH114
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text with LF line ends, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}-")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
@@ -148,70 +168,31 @@ def replace_folder(new: Path, final: Path) -> None:
     Killed between the two renames, ``final`` is absent and the old folder lies hidden beside it; it is never half of
     one and half of the other.
     """
-    old = final.with_name(f".old-{final.name}")
-    shutil.rmtree(old, ignore_errors=True)
-    if final.is_dir() and not final.is_symlink():
-        final.rename(old)
-    elif final.exists() or final.is_symlink():
-        final.unlink()
+    old = _aside(final)
     new.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
+    remove_tree(old)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a finished folder, or whatever has its name, so that no half of it is ever seen under its name.
+
+    Raises:
+        OSError: it can't be moved aside.
+    """
+    remove_tree(_aside(path))
+
+
+def _aside(path: Path) -> Path:
+    """Move what is there to a hidden name beside it; gives that name."""
+    old = path.with_name(f"{OLD}{path.name}")
+    remove_tree(old)
+    if path.is_dir() and not path.is_symlink():
+        path.rename(old)
+    elif path.exists() or path.is_symlink():
+        path.unlink()
+    return old
 
 
 def remove_tree(path: Path) -> None:
     """Delete a folder if it is there; what can't be deleted stays."""
     shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def unpacked(archive: Path) -> Iterator[Path]:
-    """Unpack a bundle archive (``.tar.gz`` or ``.zip``) into a temporary folder and give the bundle's folder.
-
-    Raises:
-        VerificationError: it is cut, holds members that leave the folder or aren't plain files, or is too large.
-    """
-    with tempfile.TemporaryDirectory(prefix="packager-") as name:
-        folder = Path(name)
-        try:
-            if archive.name.endswith(".zip"):
-                _unzip(archive, folder)
-            else:
-                _untar(archive, folder)
-        except PackagerError:
-            raise
-        except NOT_WHOLE as error:
-            raise VerificationError(f"{archive}: not a whole archive: {error}", "fetch it again") from error
-        tops = list(folder.iterdir())
-        if len(tops) != 1 or not tops[0].is_dir():
-            raise VerificationError(f"{archive}: must hold exactly one folder, the bundle")
-        yield tops[0]
-
-
-def _untar(archive: Path, folder: Path) -> None:
-    with tarfile.open(archive, "r:gz") as tar:
-        count = total = 0
-        for member in tar:
-            count, total = count + 1, total + member.size
-            if not (member.isreg() or member.isdir()):
-                raise VerificationError(f"{archive}: member '{member.name}' is not a plain file")
-            _check_member(archive, member.name, count, total)
-            tar.extract(member, folder, filter="data")
-
-
-def _unzip(archive: Path, folder: Path) -> None:
-    with zipfile.ZipFile(archive) as zipped:
-        count = total = 0
-        for info in zipped.infolist():
-            count, total = count + 1, total + info.file_size
-            _check_member(archive, info.filename, count, total)
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise VerificationError(f"{archive}: member '{info.filename}' is compressed in an unknown way")
-            zipped.extract(info, folder)
-
-
-def _check_member(archive: Path, name: str, count: int, total: int) -> None:
-    parts = PurePosixPath(name)
-    if parts.is_absolute() or ".." in parts.parts or "\\" in name:
-        raise VerificationError(f"{archive}: member '{name}' leaves the archive's folder")
-    if count > MAX_UNPACKED_FILES or total > MAX_UNPACKED_BYTES:
-        raise VerificationError(f"{archive}: unpacks to more than {MAX_UNPACKED_BYTES} bytes or too many files")

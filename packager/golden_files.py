@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from packager.archives import is_bomb
 from packager.errors import GoldenError
 from packager.golden_check import did_you_mean, quoted
 from packager.goldens import Array
@@ -85,6 +86,10 @@ def _npz_arrays(file: Path) -> dict[str, Array]:
                     f"{file}: declares {declared} bytes once unpacked, more than the {MAX_NPZ_BYTES} allowed",
                     "split it into smaller cases",
                 )
+            if is_bomb(file.stat().st_size, declared):
+                raise GoldenError(
+                    f"{file}: its {file.stat().st_size} bytes unpack to {declared}, an archive bomb", "don't use it"
+                )
             for member in members:
                 name = member.filename.removesuffix(".npy")
                 if name == member.filename:
@@ -108,7 +113,8 @@ def npy_array(data: bytes, where: str) -> Array:
         GoldenError: pickled objects, a cut or malformed payload.
     """
     # ml_dtypes' float8_e5m2 calls itself '<f1', which numpy then refuses to read; raw bytes of the same size do.
-    stream = io.BytesIO(data[:128].replace(b"'<f1'", b"'|V1'") + data[128:])
+    odd = b"'<f1'" in data[:128]
+    stream = io.BytesIO(data[:128].replace(b"'<f1'", b"'|V1'") + data[128:] if odd else data)
     try:
         version = np.lib.format.read_magic(stream)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -122,6 +128,8 @@ def npy_array(data: bytes, where: str) -> Array:
         for size in shape:
             count *= int(size)
         left = len(data) - stream.tell()
+        if count and not dtype.itemsize:
+            raise GoldenError(f"{where} says {count} elements of no size ({dtype})", "write it again with np.save")
         if min(shape, default=0) < 0 or count * dtype.itemsize != left:
             raise GoldenError(
                 f"{where} says {dtype}{list(shape)}, {count * dtype.itemsize} bytes, but has {left}",

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packager.errors import GoldenError, UsageError
+from packager.files import exists, is_folder
 from packager.golden_check import check_case, stored_as
 from packager.golden_files import Loose, read_data_set, read_npz
 from packager.golden_json import read_json
@@ -67,9 +68,9 @@ def read_goldens(
         UsageError: the path doesn't exist or can't be read.
         GoldenError: a file is damaged, too large or of no known format, a case doesn't fit, or there is no case.
     """
-    if not path.exists():
+    if not exists(path):
         raise UsageError(f"{path}: no such file or folder", "give the path of a golden file, or of a folder of them")
-    root = path if path.is_dir() else path.parent
+    root = path if is_folder(path) else path.parent
     try:
         found = [case for item in _items(path, 0) for case in _read(item, root, signature)]
     except PermissionError as error:

@@ -59,7 +59,7 @@ def _load(file: Path) -> object:
         raise GoldenError(f"{file}: the file is empty", "write the case again")
     try:
         return json.loads(file.read_bytes(), object_pairs_hook=lambda pairs: _unique(file, pairs))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
         raise GoldenError(f"{file}: not JSON: {error}", "the file is cut or of another format") from error
 
 
@@ -152,7 +152,11 @@ def _tensor(where: str, entry: Mapping[str, object]) -> Array:
         raise GoldenError(f"{where} has no data", 'a tensor is {"name", "shape", "datatype", "data"}')
     data = entry["data"]
     flat = _flat(where, data if isinstance(data, list) else [data], tuple(shape))
-    return _typed(where, flat, DATATYPES[datatype]).reshape(shape)
+    array = _typed(where, flat, DATATYPES[datatype])
+    try:
+        return array.reshape(shape)
+    except (ValueError, OverflowError) as error:  # an empty one may declare any size; numpy has 64 dimensions
+        raise GoldenError(f"{where} has a shape that no array can have: {error}") from error
 
 
 def _flat(where: str, data: list[object], shape: tuple[int, ...]) -> list[object]:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from packager import child, golden_store
 from packager.cache import Cache, Ingredients
 from packager.errors import ModelError, PackagerError
-from packager.files import clone_tree, list_files, storage_errors, to_json
+from packager.files import clone_tree, is_file, list_files, storage_errors, to_json
 from packager.goldens import GoldenSet
 from packager.host import this_host
 from packager.model import Model, sha256_file
@@ -159,6 +159,6 @@ def files_digest(path: Path | None) -> str:
     """One digest over golden files: of the file, or of every file in the folder; empty for ``None``."""
     if path is None:
         return ""
-    if path.is_file():
+    if is_file(path):
         return sha256_file(path)
     return json.dumps([f"{sha256_file(path / name)} {name}" for name in list_files(path)])

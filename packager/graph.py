@@ -21,6 +21,9 @@ Dim = int | str | None
 MAX_DEPTH = 64
 """Subgraphs and types nested deeper than this are refused (protobuf's own default limit is 100 messages)."""
 
+MAX_RANK = 64
+"""Tensors of more dimensions are refused: numpy has no more (``NPY_MAXDIMS`` of numpy 2), and no runtime does."""
+
 KEPT_BYTES = 4096
 """Tensor payloads up to this size are kept: shapes, axes, scalars and zero points, which checks look at."""
 
@@ -73,15 +76,17 @@ class Value:
 class Tensor:
     """A constant of the model: its type and where its bytes are, not the bytes themselves.
 
-    ``inline_bytes`` counts payload bytes inside the model file. ``external`` is the tensor's key-value record of
-    external data (``location``, ``offset``, ``length``), empty for inline tensors. ``raw`` holds the little-endian
-    payload of small inline tensors and ``values`` the numbers of small ones stored in typed fields.
+    ``inline_bytes`` counts payload bytes inside the model file, ``raw_bytes`` those of raw data (``None`` where there
+    is none). ``external`` is the tensor's key-value record of external data (``location``, ``offset``, ``length``),
+    empty for inline tensors. ``raw`` holds the little-endian payload of small inline tensors and ``values`` the numbers
+    of small ones stored in typed fields.
     """
 
     name: str
     dtype: str
     dims: tuple[int, ...]
     inline_bytes: int = 0
+    raw_bytes: int | None = None
     external: tuple[tuple[str, str], ...] = ()
     raw: bytes | None = None
     values: tuple[float, ...] | None = None
@@ -101,7 +106,7 @@ class Tensor:
         """The elements in row-major order if the tensor is small, numeric and inline, else ``None``."""
         if self.values is not None:
             return self.values
-        if self.raw is None or self.dtype in ("string", "complex64", "complex128") or BITS[self.dtype] < 8:
+        if self.raw is None or self.dtype in ("complex64", "complex128") or BITS.get(self.dtype, 0) < 8:
             return None
         import numpy as np
 
@@ -151,9 +156,9 @@ class Node:
         return next((attribute for attribute in self.attributes if attribute.name == name), None)
 
     def integer(self, name: str, default: int) -> int:
-        """An integer attribute's value, or ``default``."""
+        """An integer attribute's value, or ``default`` where the node has none of that name and type."""
         found = self.attribute(name)
-        return int(found.value) if found is not None and isinstance(found.value, (int, float)) else default
+        return found.value if found is not None and isinstance(found.value, int) else default
 
     def subgraphs(self) -> Iterator[Graph]:
         """Graphs held in attributes: branches and bodies."""
@@ -365,22 +370,24 @@ def _attribute(data: wire.Buffer, start: int, end: int, depth: int) -> Attribute
     tensors: list[Tensor] = []
     graphs: list[Graph] = []
     for number, kind, a, b in wire.fields(data, start, end):
-        if number == 1:
-            name = wire.text(data, a, b)
-        elif number == 2 and kind == wire.FIXED32:
+        if number == 2 and kind == wire.FIXED32:
             single = wire.floats(data, kind, a, b)[0]
         elif number == 3 and kind == wire.VARINT:
             single = wire.signed(a)
+        elif number == 7:
+            many.extend(wire.floats(data, kind, a, b) if b - a <= KEPT_BYTES else [])
+        elif number == 8:
+            many.extend(wire.integers(data, kind, a, b) if kind == wire.VARINT or b - a <= KEPT_BYTES else [])
+        elif kind != wire.BYTES:
+            continue  # of the wrong wire type: a and b are no place in the file
+        elif number == 1:
+            name = wire.text(data, a, b)
         elif number == 4:
             single = bytes(data[a:b])
         elif number in (5, 10):
             tensors.append(_tensor(data, a, b))
         elif number in (6, 11):
             graphs.append(_graph(data, a, b, depth + 1))
-        elif number == 7:
-            many.extend(wire.floats(data, kind, a, b) if b - a <= KEPT_BYTES else [])
-        elif number == 8:
-            many.extend(wire.integers(data, kind, a, b) if kind == wire.VARINT or b - a <= KEPT_BYTES else [])
         elif number == 9 and len(strings) * 8 < KEPT_BYTES:
             strings.append(bytes(data[a:b]))
         elif number == 21:
@@ -400,7 +407,7 @@ def _attribute(data: wire.Buffer, start: int, end: int, depth: int) -> Attribute
 
 
 def _tensor(data: wire.Buffer, start: int, end: int) -> Tensor:
-    name, dtype, inline, raw = "", 0, 0, None
+    name, dtype, inline, raw, raw_bytes = "", 0, 0, None, None
     dims: list[int] = []
     external: list[tuple[str, str]] = []
     values: list[float] = []
@@ -410,10 +417,14 @@ def _tensor(data: wire.Buffer, start: int, end: int) -> Tensor:
             dims.extend(wire.integers(data, kind, a, b))
         elif number == 2 and kind == wire.VARINT:
             dtype = a
+        elif number == 14 and kind == wire.VARINT:
+            is_external = a == 1
+        elif number in (8, 9, 13) and kind != wire.BYTES:
+            continue  # of the wrong wire type: a and b are no place in the file
         elif number == 8:
             name = wire.text(data, a, b)
         elif number == 9:
-            inline += b - a
+            inline, raw_bytes = inline + b - a, b - a
             raw = bytes(data[a:b]) if b - a <= KEPT_BYTES else None
         elif number in (4, 5, 6, 7, 10, 11):
             inline += b - a if kind == wire.BYTES else 4
@@ -423,16 +434,17 @@ def _tensor(data: wire.Buffer, start: int, end: int) -> Tensor:
                 values.extend(wire.floats(data, kind, a, b))
         elif number == 13:
             external.append(_entry(data, a, b))
-        elif number == 14 and kind == wire.VARINT:
-            is_external = a == 1
     if any(dim < 0 for dim in dims):
         raise wire.WireError(f"tensor '{name}' at offset {start} has a negative dimension in {dims}")
+    if len(dims) > MAX_RANK:
+        raise wire.WireError(f"tensor '{name}' at offset {start} has {len(dims)} dimensions, more than {MAX_RANK}")
     kept = tuple(values) if values and len(values) == math.prod(dims) and dtype not in (10, 16) else None
     return Tensor(
         name=name,
         dtype=DTYPES.get(dtype, f"type {dtype}"),
         dims=tuple(dims),
         inline_bytes=inline,
+        raw_bytes=None if is_external else raw_bytes,
         external=tuple(external) if is_external else (),
         raw=None if is_external else raw,
         values=None if is_external else kept,
@@ -449,8 +461,8 @@ def _sparse(data: wire.Buffer, start: int, end: int) -> Tensor:
 
 def _entry(data: wire.Buffer, start: int, end: int) -> tuple[str, str]:
     texts = {1: "", 2: ""}
-    for number, _, a, b in wire.fields(data, start, end):
-        if number in texts:
+    for number, kind, a, b in wire.fields(data, start, end):
+        if number in texts and kind == wire.BYTES:
             texts[number] = wire.text(data, a, b)
     return texts[1], texts[2]
 
@@ -498,4 +510,6 @@ def _shape(data: wire.Buffer, start: int, end: int) -> tuple[Dim, ...]:
         if dim in ("", "?") or (isinstance(dim, int) and dim < 0):  # ways exporters write "unknown"
             dim = None
         dims.append(dim)
+    if len(dims) > MAX_RANK:
+        raise wire.WireError(f"a type at offset {start} has {len(dims)} dimensions, more than {MAX_RANK}")
     return tuple(dims)

@@ -84,7 +84,8 @@ def _traced(structure: Structure) -> list[Hazard]:
     inputs = {value.name for value in structure.graph.inputs}
     outputs = {value.name for value in structure.graph.outputs}
     for node in structure.graph.nodes:
-        if node.op_type == "Identity" and not node.domain and node.inputs[0] in inputs and node.outputs[0] in outputs:
+        copies = node.op_type == "Identity" and not node.domain and bool(node.inputs and node.outputs)
+        if copies and node.inputs[0] in inputs and node.outputs[0] in outputs:
             message = f"output '{node.outputs[0]}' is input '{node.inputs[0]}' as it came: node {node.label}"
             found.append(Hazard("output-is-input", message, "leave it out, if nothing should have happened to it"))
     return found

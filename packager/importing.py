@@ -15,7 +15,7 @@ from pathlib import Path
 from packager import parity
 from packager.bundle import VERDICT, Bundle, damage
 from packager.errors import UsageError, VerificationError
-from packager.files import to_json, write_text
+from packager.files import is_file, to_json, write_text
 from packager.levels import LEVELS, Level
 from packager.verdict import Verdict
 from packager.verifying import GOLDEN
@@ -56,7 +56,7 @@ def import_verdict(bundle: Bundle, path: Path) -> Verdict:
     try:
         golden = parity.read_golden(bundle.folder / GOLDEN)
         verdict = _checked(path, document, golden)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise VerificationError(f"{path}: malformed: {error!r}", "run the self-check again") from error
     document["imported"] = True
     write_text(bundle.folder / VERDICT, to_json(document))
@@ -64,7 +64,7 @@ def import_verdict(bundle: Bundle, path: Path) -> Verdict:
 
 
 def _read(path: Path) -> dict[str, object]:
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"{path}: no such file", "give the verdict that the self-check wrote")
     if path.stat().st_size > MAX_VERDICT_BYTES:
         raise VerificationError(f"{path}: larger than {MAX_VERDICT_BYTES} bytes")

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
 from packager.errors import ModelError, UsageError
+from packager.files import exists, is_file, is_link
 from packager.graph import Dim, Structure, Tensor, Value, format_dims, read_structure
 from packager.hazards import Hazard, find_hazards
 from packager.wire import WireError
@@ -144,9 +145,9 @@ def open_model(path: Path) -> Model:
         UsageError: the path doesn't exist or isn't a readable file.
         ModelError: the file is empty, cut, not ONNX, or breaks one of the rules above.
     """
-    if not path.exists():
+    if not exists(path):
         raise UsageError(f"{path}: no such file", "give the path of an .onnx file")
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"{path}: not a file", "give the .onnx file itself, not its folder")
     structure, size = _read(path)
     _check_names(path, structure)
@@ -246,12 +247,14 @@ def _check_overridable(path: Path, tensor: Tensor, declared: Value) -> None:
 
 
 def _check_payload(path: Path, tensor: Tensor) -> None:
-    if tensor.external or tensor.nbytes is None or tensor.raw is None:
+    """An inline tensor holds what it declares. Typed fields hold at most four elements a byte: packed two-bit ones."""
+    if tensor.external or tensor.nbytes is None:
         return
-    if len(tensor.raw) != tensor.nbytes:
+    lies = tensor.elements > 4 * tensor.inline_bytes if tensor.raw_bytes is None else tensor.raw_bytes != tensor.nbytes
+    if lies:
         raise ModelError(
             f"{path}: tensor '{tensor.name}' is {tensor.dtype}{list(tensor.dims)}, {tensor.nbytes} bytes, but holds "
-            f"{len(tensor.raw)}",
+            f"{tensor.inline_bytes}",
             "the file is damaged; fetch or export it again",
         )
 
@@ -315,7 +318,7 @@ def _check_file(path: Path, file: Path, location: str, tensor: str) -> None:
     probe = path.parent
     for part in PurePosixPath(location).parts:
         probe = probe / part
-        if probe.is_symlink():
+        if is_link(probe):
             raise ModelError(
                 f"{path}: external data '{location}' goes through a symbolic link ({probe})",
                 "put a real copy of the data beside the model (`cp -L`)",

@@ -10,12 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packager.cache import Cache, Ingredients
-from packager.files import clone_file, clone_tree, remove_tree, replace_folder, storage_errors
+from packager.dist import INDEXES
+from packager.files import (
+    OLD,
+    UNFINISHED,
+    clone_file,
+    clone_tree,
+    remove_folder,
+    remove_tree,
+    replace_folder,
+    storage_errors,
+)
 from packager.model import sha256_file
 from packager.results import Status, TargetResult
 from packager.verdict import Verdict
 
 REJECTED = "rejected"
+STAGING = ".staging-"
+"""How the name of the folder begins in which a run works, inside the output folder."""
+
 BUNDLE, ARCHIVE, SUMMARY = "bundle", "archive", "verdict-summary.json"
 
 
@@ -68,7 +81,7 @@ def place(out: Path, name: str, result: TargetResult, folder: Path, packed: Path
     """
     with storage_errors("placing the bundle"):
         withdraw(out, name)
-        remove_tree(out / REJECTED / name)
+        remove_folder(out / REJECTED / name)
         replace_folder(folder, out / name)
         result = replace(result, bundle=name)
         if packed is None:
@@ -78,6 +91,16 @@ def place(out: Path, name: str, result: TargetResult, folder: Path, packed: Path
         digest, size = sha256_file(packed), packed.stat().st_size
         packed.replace(out / packed.name)
     return replace(result, archive=packed.name, archive_sha256=digest, archive_bytes=size)
+
+
+def sweep_output(out: Path) -> None:
+    """Remove what killed runs left in an output folder that is ours alone now."""
+    for folder in (out, out / REJECTED):
+        for pattern in (STAGING, OLD):
+            for stale in folder.glob(f"{pattern}*"):
+                remove_tree(stale)
+        for stale in folder.glob(f"{UNFINISHED}*"):
+            stale.unlink(missing_ok=True)
 
 
 def reject(out: Path, name: str, folder: Path) -> str:
@@ -93,7 +116,12 @@ def reject(out: Path, name: str, folder: Path) -> str:
 
 
 def withdraw(out: Path, name: str) -> None:
-    """Take away an older bundle of this name: after a failure it must not pass for the new one."""
-    remove_tree(out / name)
+    """Take away an older bundle of this name: after a failure it must not pass for the new one.
+
+    The indexes of the run before go first, since they name it; those of this run are written at its end.
+    """
+    for index in INDEXES:
+        (out / index).unlink(missing_ok=True)
+    remove_folder(out / name)
     for suffix in (".tar.gz", ".zip"):
         (out / f"{name}{suffix}").unlink(missing_ok=True)

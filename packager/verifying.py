@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +19,7 @@ from packager.files import to_json, write_text
 from packager.goldens import Array
 from packager.host import this_host
 from packager.room import Runner, RuntimeInfo, kind_named, missing_requirements, missing_tools
+from packager.scratch import scratch
 from packager.verdict import Distance, Verdict, plain_document, recipe
 
 GOLDEN = "golden"
@@ -193,8 +193,8 @@ def verify_folder(bundle: Bundle, endpoint: str | None = None) -> tuple[Verdict,
         listed = "; ".join(f"{item.what} is missing" for item in missing)
         raise ToolchainMissing(f"can't verify here: {listed}", "; ".join(item.how for item in missing))
     warnings = [f"{name} is not part of the bundle" for name in strangers(bundle)]
-    with tempfile.TemporaryDirectory(prefix="packager-") as name:
-        written = Path(name) / VERDICT
+    with scratch() as folder:
+        written = folder / VERDICT
         job = VerifyJob(bundle.folder, bundle.digest, written, endpoint=endpoint)
         verdict = child.call(execute, job, seconds=kind.facts.time_limits.verify, what="verifying")
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -216,3 +217,20 @@ def test_no_mutation_of_a_seal_is_a_traceback(folder: Path, data: st.DataObject)
         assert SEAL in error.message
     finally:
         (folder / SEAL).write_bytes(whole)
+
+
+@pytest.mark.parametrize("key", ["opset", "shapes"])
+def test_a_number_no_whole_number_can_be_is_malformed(folder: Path, key: str):
+    document = json.loads((folder / SEAL).read_text())
+    if key == "opset":
+        document["model"]["opset"] = math.inf
+    else:
+        document["plan"]["shapes"] = {"n": math.inf}
+    (folder / SEAL).write_text(json.dumps(document))
+    with pytest.raises(VerificationError, match="malformed: cannot convert float infinity"):
+        open_bundle(folder)
+
+
+def test_a_bundle_of_a_name_too_long_is_not_there(tmp_path: Path):
+    with pytest.raises(UsageError, match="no such bundle"):
+        open_bundle(tmp_path / ("n" * 300))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from packager import cache as caches
 from packager.cache import Cache, default_cache, key_of, tree_digest
 from packager.errors import UsageError
+from packager.scratch import scratch
 
 INGREDIENTS = {"model": "sha256:1", "plan": "p"}
 
@@ -159,13 +159,13 @@ def test_a_bound_that_is_no_number_is_refused_before_anything_is_built(monkeypat
         default_cache()
 
 
-def test_leavings_of_killed_runs_are_swept_when_old(cache: Cache):
+def test_leavings_of_killed_runs_are_swept_and_those_of_others_are_not(cache: Cache):
     assert cache.root is not None
-    for name, age in (("new-old", 90_000.0), ("new-young", 10.0)):
-        (cache.root / name).mkdir(parents=True)
-        os.utime(cache.root / name, (time.time() - age, time.time() - age))
-    cache.store(INGREDIENTS, fill("x"))
-    assert not (cache.root / "new-old").exists() and (cache.root / "new-young").exists()
+    (cache.root / "new-dead").mkdir(parents=True)
+    (cache.root / "new-dead/lock").write_text("")
+    with scratch(cache.root, "new-") as alive:
+        cache.store(INGREDIENTS, fill("x"))
+        assert not (cache.root / "new-dead").exists() and alive.exists()
 
 
 def test_runs_that_store_the_same_entry_at_once_leave_it_whole(cache: Cache):

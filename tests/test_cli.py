@@ -248,3 +248,30 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path):
         assert not [path for path in left if "relu" in str(path.relative_to(small)) or ".staging" in str(path)]
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_standard_output_on_a_full_disk_is_told(tmp_path: Path):
+    builders.relu(tmp_path / "relu.onnx")
+    command = [sys.executable, "-m", "packager.cli", "inspect", "relu.onnx"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 5
+    assert done.stderr == (
+        "error: writing to standard output: no space left on the device\nhint: free some space and run again\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("inspect", "n" * 300), ("verify", "n" * 300), ("plan", "relu.onnx", "-t", "tiny", "--golden", "n" * 300),
+     ("build", "relu.onnx", "-t", "tiny", "-o", "n" * 300), ("init", "relu.onnx", "-o", "n" * 300),
+     ("explain", "n" * 300, "--model", "relu.onnx"), ("golden", "relu.onnx", "-o", "g", "--dim", f"n={'9' * 5000}")],
+    ids=lambda arguments: arguments[0],
+)  # fmt: skip
+def test_names_and_numbers_longer_than_any_can_be(tmp_path: Path, arguments: tuple[str, ...]):
+    builders.relu(tmp_path / "relu.onnx")
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "n" * 300 in done.stdout + done.stderr or "--dim n=999" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["relu.onnx"]

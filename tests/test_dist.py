@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packager.archives import unpacked
 from packager.dist import archive, junit, write_indexes
-from packager.files import unpacked
 from packager.results import Report, Status, TargetResult
 from packager.verdict import Verdict
 

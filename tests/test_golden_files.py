@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +12,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from packager import golden_files
+from packager import archives, golden_files
+from packager.errors import GoldenError
 from packager.golden_formats import read_goldens
 from packager.goldens import dtype_name
 from packager.model import Signature, TensorSpec
@@ -151,3 +153,20 @@ def test_npz_and_test_data_carry_small_floats(tmp_path, dtype, kind):
         np.testing.assert_array_equal(case.inputs["x"].astype(np.float32), X)
     nan = np.full_like(small, np.nan)
     assert "has 6 NaN" in refused(npz(tmp_path / "b.npz", x=nan), signature(dtype)).message
+
+
+@pytest.mark.parametrize("descr", ["|S0", "|V0", "<U0"])
+def test_elements_of_no_size_are_refused(descr: str):
+    """A header of a few bytes could declare any number of them."""
+    stream = io.BytesIO()
+    header = {"descr": descr, "fortran_order": False, "shape": (10**12, 3)}
+    np.lib.format.write_array_header_1_0(stream, header)
+    with pytest.raises(GoldenError, match="x says 3000000000000 elements of no size"):
+        golden_files.npy_array(stream.getvalue(), "x")
+
+
+def test_an_npz_that_unpacks_to_far_more_than_it_is_is_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(archives, "FREE_BYTES", 100_000)
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((50_000, 3), np.float32))
+    with pytest.raises(GoldenError, match=r"a\.npz: its \d+ bytes unpack to 600128"):
+        golden_files.read_npz(tmp_path / "a.npz", SIGNATURE)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from packager import golden_json
+from packager.errors import GoldenError
 from packager.golden_formats import read_goldens
 from packager.goldens import GoldenSet, dtype_name
 from tests.golden_builders import (
@@ -130,3 +134,19 @@ def test_json_beyond_the_bound_is_refused(tmp_path, monkeypatch):
     path = write_json(tmp_path / "a.json", {"inputs": [tensor("x", X)]})
     monkeypatch.setattr(golden_json, "MAX_JSON_BYTES", 10)
     assert "more than the 10 allowed" in refused(path).message
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"), [([0, 10**30], []), ([0, 2**62], []), ([1] * 100, [1.0])], ids=["10^30", "2^62", "rank 100"]
+)
+def test_a_shape_no_array_can_have_is_refused(tmp_path: Path, shape: list[int], data: list[float]):
+    document = {"inputs": [{"name": "x", "shape": shape, "datatype": "FP32", "data": data}]}
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    with pytest.raises(GoldenError, match=r"a\.json: tensor 'x' has a shape that no array can have"):
+        golden_json.read_json(tmp_path / "a.json")
+
+
+def test_a_number_of_thousands_of_digits_is_refused(tmp_path: Path):
+    (tmp_path / "a.json").write_text('{"inputs": ' + "9" * 5000 + "}")
+    with pytest.raises(GoldenError, match=r"a\.json: not JSON: Exceeds the limit"):
+        golden_json.read_json(tmp_path / "a.json")

@@ -142,3 +142,18 @@ def test_a_negative_dimension_is_refused():
     proto.graph.initializer.add(name="w", data_type=1, dims=[-3])
     with pytest.raises(WireError, match="negative dimension"):
         structure(proto)
+
+
+def test_a_number_where_a_graph_belongs_is_no_place_to_read_from():
+    """Read as an offset it would lead back to the graph itself, twice at every depth."""
+
+    def message(number: int, payload: bytes) -> bytes:
+        assert len(payload) < 128
+        return bytes([number << 3 | 2, len(payload)]) + payload
+
+    for offset in range(16):
+        back = bytes([6 << 3, offset, 5 << 3, offset])  # AttributeProto.g and .t as varints
+        graph = message(1, message(4, b"If") + message(5, message(1, b"then_branch") + back * 3))
+        data = bytes([1 << 3, 8]) + message(7, graph) + message(8, bytes([2 << 3, 17]))
+        (attribute,) = read_structure(data, len(data)).graph.nodes[0].attributes
+        assert (attribute.name, attribute.graphs, attribute.tensors) == ("then_branch", (), ())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -280,3 +281,63 @@ def test_memory_stays_flat_with_four_gigabytes_of_weights(tmp_path: Path):
     peak = int(done.stdout.rsplit("VmHWM:", 1)[1].split()[0])  # kB; ru_maxrss would count the parent's at the fork
     assert "4.3 GB external" in done.stdout
     assert peak < 150_000
+
+
+def test_a_node_without_inputs_is_no_reason_to_stop(tmp_path: Path):
+    bare = helper.make_node("Identity", [], ["z"])
+    made = builders.model([RELU, bare], [builders.value("x")], [builders.value("y")])
+    assert [hazard.code for hazard in open_model(builders.save(made, tmp_path / "m.onnx")).hazards] == []
+
+
+@pytest.mark.parametrize("odd", [float("inf"), float("nan"), 1.5, "text"])
+def test_an_attribute_of_another_type_counts_as_absent(tmp_path: Path, odd: float | str):
+    norm = helper.make_node("BatchNormalization", ["x", "c", "c", "c", "c"], ["y"], training_mode=odd)
+    constant = helper.make_tensor("c", builders.FLOAT, [3], [1, 1, 1])
+    made = builders.model([norm], [builders.value("x")], [builders.value("y")], [constant])
+    opened = open_model(builders.save(made, tmp_path / "m.onnx"))
+    assert opened.structure.graph.nodes[0].integer("training_mode", 0) == 0 and opened.hazards == ()
+
+
+def test_a_condition_of_an_unknown_dtype_has_no_value(tmp_path: Path):
+    branch = [helper.make_graph([helper.make_node(op, ["x"], [op])], op, [], [builders.value(op)])
+              for op in ("Relu", "Neg")]  # fmt: skip
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch[0], else_branch=branch[1])
+    constant = onnx.TensorProto(name="c", data_type=99, raw_data=b"1")
+    made = builders.model([node], [builders.value("x")], [builders.value("y")], [constant])
+    (hazard,) = open_model(builders.save(made, tmp_path / "m.onnx")).hazards
+    assert hazard.code == "frozen-branch" and "always takes its constant branch" in hazard.message
+
+
+@pytest.mark.parametrize(
+    "payload", [{"raw_data": bytes(8000)}, {"raw_data": bytes(4)}, {"float_data": [1.0] * 2000}, {}], ids=str
+)
+def test_a_tensor_that_declares_more_than_it_holds_is_refused(tmp_path: Path, payload: dict[str, Any]):
+    lying = onnx.TensorProto(name="c", data_type=builders.FLOAT, dims=[10**12], **payload)
+    add = helper.make_node("Add", ["x", "c"], ["y"])
+    made = builders.model([add], [builders.value("x")], [builders.value("y")], [lying])
+    words = r"tensor 'c' is float32\[1000000000000\], 4000000000000 bytes, but holds"
+    refused(builders.save(made, tmp_path / "m.onnx"), words)
+
+
+@pytest.mark.parametrize("rank", [65, 300_000])
+def test_more_dimensions_than_any_runtime_has(tmp_path: Path, rank: int):
+    tensor = onnx.TensorProto(name="c", data_type=builders.FLOAT, dims=[2**62] * rank, raw_data=b"1234")
+    add = helper.make_node("Add", ["x", "c"], ["y"])
+    made = builders.model([add], [builders.value("x")], [builders.value("y")], [tensor])
+    refused(builders.save(made, tmp_path / "m.onnx"), f"tensor 'c' at offset .* has {rank} dimensions, more than 64")
+    made = builders.model([RELU], [builders.value("x", shape=(1,) * rank)], [builders.value("y")])
+    refused(builders.save(made, tmp_path / "m.onnx"), f"has {rank} dimensions, more than 64")
+
+
+@pytest.mark.parametrize("location", ["n" * 300, "a/" * 3000 + "x"])
+def test_an_external_location_longer_than_a_name_may_be(tmp_path: Path, location: str):
+    tensor = onnx.TensorProto(name="c", data_type=builders.FLOAT, dims=[3], data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    add = helper.make_node("Add", ["x", "c"], ["y"])
+    made = builders.model([add], [builders.value("x")], [builders.value("y")], [tensor])
+    refused(builders.save(made, tmp_path / "m.onnx"), r"is missing \(tensor 'c' lives in it\)")
+
+
+def test_a_path_longer_than_a_name_may_be(tmp_path: Path):
+    with pytest.raises(UsageError, match="no such file"):
+        open_model(tmp_path / ("n" * 300))

@@ -1,0 +1,1 @@
+"""Input that nobody should send, and moments at which nothing should stop: what packager does then."""
