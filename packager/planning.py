@@ -88,7 +88,28 @@ def plan_target(run: Run, target: Target, source: Source) -> Plan:
         UsageError: a file that its options name isn't there.
     """
     kind = source.kind
-    request = PlanRequest(
+    check_precision(kind.facts, target.precision)
+    plan = kind.load().plan(request_for(run, target, source))
+    if source.dialected is None:
+        return plan
+    return replace(
+        plan,
+        model_digest=run.model.digest,
+        shapes=target.shapes,
+        steps=(*steps_of(source.passes), *plan.steps),
+        notes=(*source.dialected.record.notes, *plan.notes),
+        transforms=passes_text(source.passes),
+    )
+
+
+def request_for(run: Run, target: Target, source: Source) -> PlanRequest:
+    """What the room plans from.
+
+    Raises:
+        UsageError: a file that its options name isn't there.
+    """
+    kind = source.kind
+    return PlanRequest(
         target=target.name,
         kind=target.kind,
         name=run.manifest.model.name,
@@ -100,18 +121,6 @@ def plan_target(run: Run, target: Target, source: Source) -> Plan:
         options=target.options,
         facts=kind.facts,
         files=extra_files(run.manifest.root, target),
-    )
-    check_precision(kind.facts, target.precision)
-    plan = kind.load().plan(request)
-    if source.dialected is None:
-        return plan
-    return replace(
-        plan,
-        model_digest=run.model.digest,
-        shapes=target.shapes,
-        steps=(*steps_of(source.passes), *plan.steps),
-        notes=(*source.dialected.record.notes, *plan.notes),
-        transforms=passes_text(source.passes),
     )
 
 

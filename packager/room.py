@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from packager.coverage import Covered
 from packager.errors import InternalError, UsageError
 from packager.goldens import GoldenCase, GoldenSet
 from packager.host import Host
@@ -309,6 +310,35 @@ class Room(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a target's toolchain says of a model: who it is, with its version, and the nodes not simply supported."""
+
+    judge: str
+    nodes: tuple[Covered, ...] = ()
+
+
+class JudgingRoom(Room, Protocol):
+    """A room that knows more of single nodes than what it refuses. Both functions are optional, one without the other;
+    what they leave out is judged by ``plan`` alone."""
+
+    def coverage(self, request: PlanRequest) -> tuple[Covered, ...]:
+        """Nodes that will be rewritten or fall back, from the graph alone, by the rules that ``build`` follows. Pure.
+
+        Asked only where ``plan`` doesn't refuse the model, or refuses it for single nodes.
+        """
+        ...
+
+    def query(self, plan: Plan, stage: Stage) -> Answer:
+        """Ask the toolchain itself for every node, as ``build`` would, in a child process; whatever lands in
+        ``stage.folder`` is thrown away.
+
+        Raises:
+            PackagerError: the toolchain refuses the model; its ``nodes`` are those refused, where they are known.
+        """
+        ...
+
+
 class RemoteRoom(Room, Protocol):
     """A room whose ``target.toml`` has ``endpoint``."""
 
@@ -427,7 +457,8 @@ def missing_tools(kind: Kind) -> list[Missing]:
 
 
 __all__ = [
-    "LEVELS", "ExtraFile", "GoldenCase", "GoldenSet", "Host", "Kind", "Level", "Limits", "Missing", "Plan",
-    "PlanRequest", "RemoteRoom", "Room", "RoomOptions", "Runner", "RuntimeInfo", "Signature", "Stage", "Step",
-    "TargetFacts", "kind_named", "kinds", "missing_requirements", "missing_tools", "package_folder",
+    "LEVELS", "Answer", "Covered", "ExtraFile", "GoldenCase", "GoldenSet", "Host", "JudgingRoom", "Kind", "Level",
+    "Limits", "Missing", "Plan", "PlanRequest", "RemoteRoom", "Room", "RoomOptions", "Runner", "RuntimeInfo",
+    "Signature", "Stage", "Step", "TargetFacts", "kind_named", "kinds", "missing_requirements", "missing_tools",
+    "package_folder",
 ]  # fmt: skip

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from packager.host import Host
-from packager.room import Missing, Plan, PlanRequest, Runner, Stage
+from packager.room import Covered, Missing, Plan, PlanRequest, Runner, Stage
 from packager.targets.ios.options import Options
-from packager.targets.ios.planning import plan_for
+from packager.targets.ios.planning import fallbacks, plan_for
 
-__all__ = ["Options", "build", "missing", "plan", "runner"]
+__all__ = ["Options", "build", "coverage", "missing", "plan", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
@@ -34,6 +34,12 @@ def plan(request: PlanRequest) -> Plan:
     """
     made: Plan = plan_for(request)
     return made
+
+
+def coverage(request: PlanRequest) -> tuple[Covered, ...]:
+    """The nodes that Core ML leaves to the CPU."""
+    found: tuple[Covered, ...] = fallbacks(request)
+    return found
 
 
 def build(plan: Plan, stage: Stage) -> None:

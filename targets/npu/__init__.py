@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packager.host import Host
-from packager.room import Missing, Plan, PlanRequest, Runner, RuntimeInfo, Stage
+from packager.room import Answer, Missing, Plan, PlanRequest, Runner, RuntimeInfo, Stage
 from packager.targets.npu.options import Options
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from packager.targets.npu.infer import Model
 
-__all__ = ["Options", "build", "missing", "plan", "runner"]
+__all__ = ["Options", "build", "missing", "plan", "query", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
@@ -41,6 +41,20 @@ def plan(request: PlanRequest) -> Plan:
 
     made: Plan = plan_for(request)
     return made
+
+
+def query(plan: Plan, stage: Stage) -> Answer:
+    """Compile, and say which nodes QNN leaves to the CPU. Meant for a process of its own.
+
+    Raises:
+        BuildError: QNN refused the model, or leaves nodes to the CPU that may not go there; they are named.
+    """
+    import importlib.metadata
+
+    from packager.targets.npu.compile import covered
+
+    left = covered(plan, stage).on_cpu
+    return Answer(f"QNN by onnxruntime-qnn {importlib.metadata.version('onnxruntime-qnn')}", left)
 
 
 def build(plan: Plan, stage: Stage) -> None:

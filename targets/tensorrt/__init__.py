@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from packager.host import Host
-from packager.room import Missing, Plan, PlanRequest, Runner, Stage
+from packager.room import Answer, Covered, Missing, Plan, PlanRequest, Runner, Stage
 from packager.targets.tensorrt.options import Options
 
-__all__ = ["Options", "build", "missing", "plan", "runner"]
+__all__ = ["Options", "build", "coverage", "missing", "plan", "query", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
@@ -36,6 +36,27 @@ def plan(request: PlanRequest) -> Plan:
 
     made: Plan = plan_for(request)
     return made
+
+
+def coverage(request: PlanRequest) -> tuple[Covered, ...]:
+    """The nodes that are rewritten for TensorRT, as the plan's steps name them."""
+    from packager.targets.tensorrt.rules import rewritten_nodes
+
+    found = rewritten_nodes(request.model.structure)
+    return tuple(Covered(node.label, node.operator, "rewritten", title) for node, title in found)
+
+
+def query(plan: Plan, stage: Stage) -> Answer:
+    """Parse, as a build does, and build no engine. Meant for a process of its own.
+
+    Raises:
+        Refused: TensorRT's parser can't take nodes; each is named.
+        ToolchainMissing: the builder's library isn't here.
+    """
+    from packager.targets.tensorrt.building import queried
+
+    answer: Answer = queried(plan, stage)
+    return answer
 
 
 def build(plan: Plan, stage: Stage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -131,12 +132,15 @@ def test_nodes_left_out_have_their_own_names_and_qnns_reason(tmp_path: Path):
     (tmp_path / TRACE).write_text(json.dumps(trace))
     found = read_trace(tmp_path, open_model(path).structure)
     assert (found.nodes, found.graphs, found.on_npu) == (9, 1, (("Conv2d", 2), ("Quantize", 1)))
-    assert found.on_cpu == (
-        ("Celu 'odd'", "Operators of type `Celu` are not supported by QNN EP"),
-        ("Relu 'act_2'", "QNN gives no reason"),
-        ("Transpose 'made_by_the_optimiser'", "too large"),
-    )
-    assert found.document()["cpu"] == [{"node": label, "reason": reason} for label, reason in found.on_cpu]
+    assert [(node.node, node.operator, node.reason) for node in found.on_cpu] == [
+        ("Celu 'odd'", "Celu", "Operators of type `Celu` are not supported by QNN EP"),
+        ("Relu 'act_2'", "Relu", "QNN gives no reason"),
+        ("Transpose 'made_by_the_optimiser'", "Transpose", "too large"),
+    ]
+    assert {node.state for node in found.on_cpu} == {"fallback"}
+    told = found.document()
+    assert told["schema"] == "packager.coverage/1" and told["states"] == {"supported": 6, "fallback": 3}
+    assert told["left"] == [asdict(node) for node in found.on_cpu] and told["npu"] == {"Conv2d": 2, "Quantize": 1}
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"unsupported_nodes": [{}]}'])
