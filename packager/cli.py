@@ -222,7 +222,7 @@ def inspect(
     from packager import coverage_report, engine
 
     with _listener() as listener:
-        found = engine.coverage(
+        found = engine.cover(
             model, manifest=manifest, targets=_split(targets), golden=golden, cache=not no_cache, listener=listener
         )
     if style == "html":

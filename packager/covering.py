@@ -44,7 +44,7 @@ class _Told:
     base: State = "supported"
 
 
-def cover(run: Run, target: Target) -> Coverage:
+def cover_target(run: Run, target: Target) -> Coverage:
     """What a target does with each node of the model.
 
     Raises:
@@ -132,4 +132,4 @@ def _refused(told: _Told, error: PackagerError) -> _Told:
     return replace(told, remarks=(*told.remarks, *named), error=error)
 
 
-__all__ = ["RULES", "Inspected", "cover", "query_stage"]
+__all__ = ["RULES", "Inspected", "cover_target", "query_stage"]

@@ -22,7 +22,7 @@ from packager.bundle import open_bundle
 from packager.cache import Cache, default_cache, tree_digest
 from packager.capture import Captured, capture
 from packager.choosing import buildable, read_manifest, rungs
-from packager.covering import Inspected, cover
+from packager.covering import Inspected, cover_target
 from packager.errors import PackagerError, UsageError
 from packager.explaining import Explanation
 from packager.files import remove_tree, storage_error, storage_errors, unpacked, writable_folder
@@ -94,7 +94,7 @@ def plan(
         return tuple(planned)
 
 
-def coverage(
+def cover(
     model: str | os.PathLike[str] | None = None,
     *,
     manifest: str | os.PathLike[str] | None = None,
@@ -114,7 +114,7 @@ def coverage(
     named = None if targets is not None and list(targets) == [ALL] else targets
     chosen = read_manifest(_path(model), _path(manifest), named, _path(golden))
     with _running(chosen, None, cache, verify=False, listener=listener or Silent()) as run:
-        return Inspected(run.model, tuple(_each(run, list(rungs(chosen)), jobs, cover)))
+        return Inspected(run.model, tuple(_each(run, list(rungs(chosen)), jobs, cover_target)))
 
 
 def build(
@@ -397,4 +397,4 @@ def explain(
     return explaining.explain(Path(bundle), Path(model), case, most)
 
 
-__all__ = ["Planned", "Verified", "build", "coverage", "explain", "golden", "inspect", "plan", "verify"]
+__all__ = ["Planned", "Verified", "build", "cover", "explain", "golden", "inspect", "plan", "verify"]

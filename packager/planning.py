@@ -55,7 +55,10 @@ def open_source(run: Run, target: Target) -> Source:
     """
     kind = kind_named(target.kind)
     ready = run.goldens(target.shapes)
-    check_shapes(kind.facts, target.name, pin_shapes(run.model.signature, target.shapes), ready.inputs)
+    signature = pin_shapes(run.model.signature, target.shapes)
+    # The hint names sizes: those of inputs that ran, not of a first guess.
+    sizes = answered(run, target).goldens if kind.facts.limits.fixed_shapes else ready.inputs
+    check_shapes(kind.facts, target.name, signature, sizes)
     work = run.work / target.name / target.precision
     passes = passes_for(kind, run.model, target.precision, target.shapes, target.conversion)
     if not passes:

@@ -27,7 +27,7 @@ FOUND = Coverage("edge", "some", "fp32", ROWS, ("rules",))
 
 
 def structure(*nodes: object, opset: int = 17) -> Structure:
-    made = model(list(nodes), [value("x", FLOAT, [2])], [value("y", FLOAT, [2])], opset=opset)  # type: ignore[arg-type]
+    made = model(list(nodes), [value("x", FLOAT, [2])], [value("y", FLOAT, [2])], opset=opset)
     data = made.SerializeToString()
     return read_structure(data, len(data))
 
@@ -100,9 +100,7 @@ def test_the_document_of_a_bundle_counts_and_lists_what_is_left() -> None:
         "nodes": 3,
         "parts": 2,
         "states": {"supported": 2, "fallback": 1},
-        "left": [
-            {"node": "Det 'b'", "operator": "Det", "state": "fallback", "reason": "none", "hint": "leave it out"}
-        ],
+        "left": [{"node": "Det 'b'", "operator": "Det", "state": "fallback", "reason": "none", "hint": "leave it out"}],
     }
     assert objections([*ROWS, left], "fallback") == [Objection("Det 'b'", "none")]
 

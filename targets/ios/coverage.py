@@ -140,6 +140,15 @@ def coverage_of(structure: Structure, types: Mapping[str, ValueType], *, static:
     return Coverage(tuple(judged), _partitions(nodes, [each.taken for each in judged]), pinned)
 
 
+def inside(structure: Structure) -> Iterator[Covered]:
+    """Nodes of branches and bodies: they stay on the CPU with the node that holds them, and aren't counted."""
+    for holder in structure.graph.nodes:
+        for graph in holder.subgraphs():
+            for node in graph.walk():
+                reason = f"it is inside {holder.label}, which stays on the CPU"
+                yield Covered(node.label, printable(node.operator), "fallback", reason, LEAVE)
+
+
 def _reasons(given: Given, external: frozenset[str]) -> Iterator[Reason]:
     node = given.node
     check = TAKEN.get(node.operator)

@@ -12,7 +12,7 @@ from packager.limits import check_nodes, check_operators, check_precision, check
 from packager.model import Signature
 from packager.room import Covered, Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
-from packager.targets.ios.coverage import Coverage, coverage_of, types_of
+from packager.targets.ios.coverage import Coverage, coverage_of, inside, types_of
 from packager.targets.ios.names import alike, module_name
 from packager.targets.ios.options import Options
 
@@ -61,11 +61,12 @@ def plan_for(request: PlanRequest) -> Plan:
 
 
 def fallbacks(request: PlanRequest) -> tuple[Covered, ...]:
-    """The nodes that Core ML leaves to the CPU, as the plan and ``coverage.json`` count them."""
+    """The nodes that Core ML leaves to the CPU, as the plan and ``coverage.json`` count them, and those inside them."""
     options = request.options if isinstance(request.options, Options) else Options.model_validate({})
     structure = request.model.structure
     found = coverage_of(structure, types_of(structure), static=options.static_shapes)
-    return tuple(node.covered() for node in found.nodes if not node.taken)
+    left = [node.covered() for node in found.nodes if not node.taken]
+    return (*left, *inside(structure))
 
 
 def _check_signature(signature: Signature, limits: Limits) -> None:

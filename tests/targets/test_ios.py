@@ -18,7 +18,7 @@ from packager.graph import ValueType
 from packager.model import open_model
 from packager.room import Plan, PlanRequest, kind_named
 from packager.targets.ios import toolchain
-from packager.targets.ios.coverage import MAX_SIZE, Coverage, coverage_of, types_of
+from packager.targets.ios.coverage import MAX_SIZE, Coverage, coverage_of, inside, types_of
 from packager.targets.ios.mlpackage import deployment
 from packager.targets.ios.names import KEYWORDS, alike, identifiers, module_name
 from packager.targets.ios.operators import TAKEN
@@ -198,6 +198,21 @@ def test_a_free_batch_is_told_with_its_cost_and_the_line_to_add(tmp_path: Path):
     (note,) = [note for note in planned(proto, tmp_path).notes if "shapes =" in note]
     assert "would take 2 nodes instead of 0" in note
     assert re.search(r'under \[targets\.phone\]: shapes = \{ batch = \d+, "x:1" = \d+ \}$', note)
+
+
+def test_what_is_inside_a_branch_stays_with_the_node_that_holds_it(tmp_path: Path):
+    branches = [
+        helper.make_graph([helper.make_node(operator, ["x"], [f"{operator}_y"], name=f"in {operator}")], operator, [],
+                          [value(f"{operator}_y", FLOAT, [3])])
+        for operator in ("Relu", "Exp")
+    ]  # fmt: skip
+    which = helper.make_node("If", ["c"], ["y"], name="which", then_branch=branches[0], else_branch=branches[1])
+    proto = model([which], [value("x", FLOAT, [3]), value("c", BOOL, [])], [value("y", FLOAT, [3])])
+    structure = open_model(save(proto, tmp_path / "m.onnx")).structure
+    assert [(node.node, node.state, node.reason) for node in inside(structure)] == [
+        ("Relu 'in Relu'", "fallback", "it is inside If 'which', which stays on the CPU"),
+        ("Exp 'in Exp'", "fallback", "it is inside If 'which', which stays on the CPU"),
+    ]
 
 
 def test_min_coverage_is_a_gate_that_names_the_nodes(tmp_path: Path):

@@ -224,6 +224,20 @@ def test_a_node_the_npu_does_not_take_is_named_or_falls_back(tmp_path: Path):
     assert "disable_cpu_ep_fallback" not in (folder / "cpp/main.cpp").read_text()
 
 
+def test_coverage_is_what_the_compiler_says(tmp_path: Path):
+    odd(tmp_path)
+    _, built = build(tmp_path, golden=None)
+    (found,) = packager.cover(tmp_path / "net.onnx", targets=["npu"]).targets
+    assert (found.refusal, found.hint) == (built.message, built.hint)
+    assert [(node.node, node.reason) for node in found.nodes if node.state == "refused"] == [
+        ("Asinh 'odd one'", "Operators of type `Asinh` are not supported by QNN EP")
+    ]
+    manifest = '[model]\npath = "net.onnx"\n[targets.npu]\nallow_fallback = true\n'
+    (tmp_path / "packager.toml").write_text(manifest)
+    (found,) = packager.cover(manifest=tmp_path / "packager.toml", targets=["npu"]).targets
+    assert found.verdict == "builds, 1 node not on the accelerator" and "onnxruntime-qnn" in found.judges[1]
+
+
 def test_inputs_of_other_dtypes_and_scalars(tmp_path: Path):
     nodes = [
         helper.make_node("Cast", ["count"], ["c"], to=FLOAT), helper.make_node("Cast", ["flag"], ["f"], to=FLOAT),

@@ -188,6 +188,14 @@ def test_every_unsupported_operator_is_named_with_the_parsers_reason(tmp_path: P
     assert caught.value.message.count("\n") == 2
     assert "node Det 'det/0:1': " in caught.value.message and "node MatMulInteger 'mmi': " in caught.value.message
     assert "Relu" not in caught.value.message
+    assert [each.node for each in caught.value.nodes] == ["Det 'det/0:1'", "MatMulInteger 'mmi'"]
+
+
+def test_an_unnamed_node_is_found_by_its_place(tmp_path: Path):
+    nodes = [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Det", ["h"], ["y"])]
+    with pytest.raises(Refused, match="node Det 'number 1'") as caught:
+        built(saved(tmp_path, nodes, [value("x", FLOAT, [3, 3])], [value("y", FLOAT, [])]), tmp_path / "out")
+    assert [each.node for each in caught.value.nodes] == ["Det (unnamed, makes 'y')"]
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.DOUBLE, TensorProto.INT16, TensorProto.STRING])
