@@ -310,13 +310,13 @@ def doctor(targets: tuple[str, ...], style: str) -> None:
     """Say which kinds can be built and verified here, and how to get what is missing."""
     from packager import report
     from packager.host import this_host
-    from packager.room import kind_named, kinds, missing_requirements
+    from packager.room import kind_named, kinds, readiness
 
     names = _split(targets)
     chosen = [kind_named(name) for name in names] if names is not None else list(kinds().values())
-    found = [(kind, missing_requirements(kind, this_host())) for kind in chosen]
+    found = [readiness(kind, this_host()) for kind in chosen]
     _say(report.doctor_json(found) if style == "json" else report.doctor_text(found))
-    raise SystemExit(4 if names is not None and any(missing for _, missing in found) else 0)
+    raise SystemExit(4 if names is not None and any(each.missing for each in found) else 0)
 
 
 @cli.command(name="targets")

@@ -311,6 +311,24 @@ class Room(Protocol):
 
 
 @dataclass(frozen=True)
+class Reach:
+    """The strongest evidence that verification can reach on one machine, and what more would need; empty where it is
+    the kind's highest."""
+
+    level: Level
+    reason: str = ""
+
+
+class ReachingRoom(Room, Protocol):
+    """A room whose level depends on the machine. Others reach the level of their ``target.toml`` wherever nothing is
+    missing."""
+
+    def reach(self, host: Host) -> Reach:
+        """What verification of a bundle with default options reaches on this machine. Imports no SDK."""
+        ...
+
+
+@dataclass(frozen=True)
 class Answer:
     """What a target's toolchain says of a model: who it is, with its version, and the nodes not simply supported."""
 
@@ -433,6 +451,26 @@ def missing_requirements(kind: Kind, host: Host) -> list[Missing]:
     return missing_tools(kind) + kind.load().missing(host)
 
 
+def reach_of(kind: Kind, host: Host) -> Reach:
+    """The level that verification reaches on this machine, if nothing is missing."""
+    room = kind.load()
+    return cast(ReachingRoom, room).reach(host) if hasattr(room, "reach") else Reach(kind.facts.level)
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What this machine is to a kind: what it lacks to build, and how far verification goes where it lacks nothing."""
+
+    kind: Kind
+    missing: tuple[Missing, ...]
+    reach: Reach
+
+
+def readiness(kind: Kind, host: Host) -> Readiness:
+    """What this machine is to a kind."""
+    return Readiness(kind, tuple(missing_requirements(kind, host)), reach_of(kind, host))
+
+
 def missing_tools(kind: Kind) -> list[Missing]:
     """What ``target.toml`` requires and this machine lacks. Distributions are looked up by metadata, not imported."""
     import shutil
@@ -458,7 +496,7 @@ def missing_tools(kind: Kind) -> list[Missing]:
 
 __all__ = [
     "LEVELS", "Answer", "Covered", "ExtraFile", "GoldenCase", "GoldenSet", "Host", "JudgingRoom", "Kind", "Level",
-    "Limits", "Missing", "Plan", "PlanRequest", "RemoteRoom", "Room", "RoomOptions", "Runner", "RuntimeInfo",
-    "Signature", "Stage", "Step", "TargetFacts", "kind_named", "kinds", "missing_requirements", "missing_tools",
-    "package_folder",
+    "Limits", "Missing", "Plan", "PlanRequest", "Reach", "ReachingRoom", "Readiness", "RemoteRoom", "Room",
+    "RoomOptions", "Runner", "RuntimeInfo", "Signature", "Stage", "Step", "TargetFacts", "kind_named", "kinds",
+    "missing_requirements", "missing_tools", "package_folder", "reach_of", "readiness",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ from packager.errors import Refused
 from packager.golden_synth import synthesise
 from packager.graph import DTYPES
 from packager.host import this_host
-from packager.levels import LEVELS
+from packager.levels import LEVELS, below
 from packager.manifest_tables import TargetTable
 from packager.model import open_model
 from packager.policy import policies
@@ -118,6 +118,9 @@ def test_the_module_has_the_names_and_signatures_of_a_room(kind: Kind):
         wanted = list(inspect.signature(getattr(Room, name)).parameters)[1:]
         assert list(inspect.signature(getattr(made, name)).parameters) == wanted, name
         assert inspect.getdoc(getattr(made, name)), name
+    reach = room.reach_of(kind, this_host())
+    assert not below(kind.facts.level, reach.level), "target.toml has the highest level there is"
+    assert bool(reach.reason) == (reach.level != kind.facts.level), "a lower level has its reason"
     for name in ("coverage", "query"):  # optional
         if hasattr(made, name):
             wanted = list(inspect.signature(getattr(JudgingRoom, name)).parameters)[1:]

@@ -14,15 +14,26 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from packager.host import Host
-from packager.room import Answer, Covered, Missing, Plan, PlanRequest, Runner, Stage
+from packager.room import Answer, Covered, Missing, Plan, PlanRequest, Reach, Runner, Stage
 from packager.targets.tensorrt.options import Options
 
-__all__ = ["Options", "build", "coverage", "missing", "plan", "query", "runner"]
+__all__ = ["Options", "build", "coverage", "missing", "plan", "query", "reach", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
     """Nothing beyond the Python packages that ``target.toml`` requires; TensorRT proper is an option's business."""
     return []
+
+
+def reach(host: Host) -> Reach:
+    """The engine where a GPU can run it, else what is known of it from building."""
+    from packager.targets.tensorrt.fit import load_cuda, look
+
+    lacking = look("", load_cuda(), "rtx").lacking
+    if not lacking:
+        return Reach("runtime")
+    why = f"the engine isn't executed here, model.onnx answers in its place: {'; '.join(lacking)}"
+    return Reach("structural", why)
 
 
 def plan(request: PlanRequest) -> Plan:

@@ -15,14 +15,16 @@ from onnx import TensorProto, helper, numpy_helper
 from packager.errors import Refused
 from packager.golden_synth import synthesise
 from packager.graph import ValueType
+from packager.host import this_host
 from packager.model import open_model
-from packager.room import Plan, PlanRequest, kind_named
+from packager.room import Plan, PlanRequest, Reach, kind_named, reach_of
 from packager.targets.ios import toolchain
 from packager.targets.ios.coverage import MAX_SIZE, Coverage, coverage_of, inside, types_of
 from packager.targets.ios.mlpackage import deployment
 from packager.targets.ios.names import KEYWORDS, alike, identifiers, module_name
 from packager.targets.ios.operators import TAKEN
 from packager.targets.ios.options import Options
+from packager.targets.ios.toolchain import Toolchain
 from tests.builders import BOOL, FLOAT, INT64, STRING, model, save, value
 
 ROOT = Path(__file__).parents[2]
@@ -320,3 +322,12 @@ def test_generated_code_uses_nothing_of_the_runtime_beyond_that_surface():
     library = (ROOT / "templates/ios/library/Session.swift").read_text()
     used = set(re.findall(r"\bORT\w+", library))
     assert used and used <= set(re.findall(r"\bORT\w+", " ".join(SYMBOLS)))
+
+
+def test_what_verification_reaches_here_is_swift_or_the_model_file(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("packager.targets.ios.toolchain.find_toolchain", lambda: Toolchain(None))
+    assert reach_of(kind_named("ios"), this_host()) == Reach("emulated")
+    monkeypatch.setattr("packager.targets.ios.toolchain.find_toolchain", lambda: None)
+    assert reach_of(kind_named("ios"), this_host()) == Reach(
+        "proxy", "no Swift toolchain is here: make swift-toolchain"
+    )

@@ -17,7 +17,7 @@ from packager.errors import BuildError, ManifestError, Refused
 from packager.goldens import GoldenSet
 from packager.host import Host
 from packager.model import open_model
-from packager.room import Plan, PlanRequest, kind_named
+from packager.room import Plan, PlanRequest, Reach, kind_named, reach_of
 from packager.targets import npu as room
 from packager.targets.npu import infer
 from packager.targets.npu.chips import CHIPS, chip
@@ -166,3 +166,9 @@ def test_settings_of_the_loaders_are_those_of_the_build():
         "offload_graph_io_quantization": "0", "soc_model": "52",
     }  # fmt: skip
     assert "soc_model" not in infer.provider_options(Options().model_dump(), "lib")
+
+
+def test_what_verification_reaches_here_is_the_emulator_but_on_arm():
+    found = reach_of(kind_named("npu"), Host("Linux", "x86_64", "", (), 1, "3.11"))
+    assert found.level == "emulated" and "emulator" in found.reason
+    assert reach_of(kind_named("npu"), Host("Windows", "ARM64", "", (), 1, "3.11")) == Reach("runtime")

@@ -20,8 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 from packager.errors import BuildError, Refused
 from packager.golden_synth import synthesise
 from packager.goldens import GoldenCase, GoldenSet
+from packager.host import this_host
 from packager.model import open_model
-from packager.room import Plan, PlanRequest, Stage, kind_named
+from packager.room import Plan, PlanRequest, Reach, Stage, kind_named, reach_of
 from packager.targets import tensorrt
 from packager.targets.tensorrt import fit
 from packager.targets.tensorrt.building import binding_differences, command_line
@@ -421,3 +422,14 @@ def test_pinned_shapes_need_no_profile(tmp_path: Path):
     asked = replace(request(relu(tmp_path, ["n", 3])), shapes=(("n", 2),))
     plan = tensorrt.plan(asked)
     assert not [step for step in plan.steps if step.title == "Giving the profile"]
+
+
+def test_what_verification_reaches_here_is_the_engine_where_a_gpu_is(monkeypatch: pytest.MonkeyPatch):
+    gpu = fit.Machine("", "9.0", "Linux", "x86_64")
+    monkeypatch.setattr("packager.targets.tensorrt.fit.look", lambda *_: gpu)
+    assert reach_of(kind_named("tensorrt"), this_host()) == Reach("runtime")
+    monkeypatch.setattr(
+        "packager.targets.tensorrt.fit.look", lambda *_: replace(gpu, lacking=("no CUDA device 0 is here",))
+    )
+    found = reach_of(kind_named("tensorrt"), this_host())
+    assert found.level == "structural" and "no CUDA device 0 is here" in found.reason
