@@ -426,6 +426,7 @@ def test_pinned_shapes_need_no_profile(tmp_path: Path):
 
 def test_what_verification_reaches_here_is_the_engine_where_a_gpu_is(monkeypatch: pytest.MonkeyPatch):
     gpu = fit.Machine("", "9.0", "Linux", "x86_64")
+    bare = replace(gpu, lacking=("no CUDA device 0 is here",))
     monkeypatch.setattr("packager.targets.tensorrt.fit.look", lambda *_: gpu)
     assert reach_of(kind_named("tensorrt"), this_host()) == Reach("runtime")
     monkeypatch.setattr(
