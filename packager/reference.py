@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from packager import golden_formats, golden_store, parity
+from packager.checking import static_hazards
 from packager.errors import GoldenError, ModelError
 from packager.golden_synth import candidates, synthesise
 from packager.goldens import Array, GoldenCase, GoldenSet
 from packager.hazards import RANDOM_OPERATORS, Hazard
 from packager.model import Model, Signature, open_model
 from packager.policy import rules_for
-from packager.probing import probe
+from packager.probing import check_declared, probe
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -78,7 +79,7 @@ class ArtifactParity:
 class Reference:
     """Result of :func:`answer`; the goldens with the reference's outputs lie in the job's ``out`` folder.
 
-    ``hazards`` are those that only running the model shows.
+    ``hazards`` are what onnx itself says of the model, and what only running it shows.
     """
 
     runtime: str
@@ -139,7 +140,9 @@ def answer(job: ReferenceJob) -> Reference:
             'make it deterministic, or leave those outputs out: [golden] exclude = ["..."]',
         )
     _check_nan(first, job)
-    hazards = _probe(model, session, first, job) if seconds < PROBED_SECONDS else []
+    for _, outputs in first:
+        check_declared(model, outputs)
+    hazards = [*static_hazards(model), *(_probe(model, session, first, job) if seconds < PROBED_SECONDS else [])]
     rules = rules_for(job.policy, job.precision, model, excluded=frozenset(excluded))
     artifact = _artifact_parity(first, rules, frozenset(excluded))
     completed = GoldenSet(
