@@ -108,9 +108,9 @@ def _planned(run: Run, target: Target, source: Source) -> _Told:
 def _remarks(run: Run, target: Target, source: Source) -> tuple[Covered, ...]:
     """What the room says of single nodes beyond refusing them."""
     room = kind_named(target.kind).load()
-    if not hasattr(room, "coverage"):
+    if not hasattr(room, "remarks"):
         return ()
-    return cast(JudgingRoom, room).coverage(request_for(run, target, source))
+    return cast(JudgingRoom, room).remarks(request_for(run, target, source))
 
 
 def query_stage(job: BuildJob) -> Answer:

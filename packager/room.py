@@ -340,7 +340,7 @@ class JudgingRoom(Room, Protocol):
     """A room that knows more of single nodes than what it refuses. Both functions are optional, one without the other;
     what they leave out is judged by ``plan`` alone."""
 
-    def coverage(self, request: PlanRequest) -> tuple[Covered, ...]:
+    def remarks(self, request: PlanRequest) -> tuple[Covered, ...]:
         """Nodes that will be rewritten or fall back, from the graph alone, by the rules that ``build`` follows. Pure.
 
         Asked only where ``plan`` doesn't refuse the model, or refuses it for single nodes.

@@ -121,7 +121,7 @@ def test_the_module_has_the_names_and_signatures_of_a_room(kind: Kind):
     reach = room.reach_of(kind, this_host())
     assert not below(kind.facts.level, reach.level), "target.toml has the highest level there is"
     assert bool(reach.reason) == (reach.level != kind.facts.level), "a lower level has its reason"
-    for name in ("coverage", "query"):  # optional
+    for name in ("remarks", "query"):  # optional
         if hasattr(made, name):
             wanted = list(inspect.signature(getattr(JudgingRoom, name)).parameters)[1:]
             assert list(inspect.signature(getattr(made, name)).parameters) == wanted, name

@@ -18,7 +18,7 @@ from packager.room import Covered, Missing, Plan, PlanRequest, Reach, Runner, St
 from packager.targets.ios.options import Options
 from packager.targets.ios.planning import fallbacks, plan_for
 
-__all__ = ["Options", "build", "coverage", "missing", "plan", "reach", "runner"]
+__all__ = ["Options", "build", "missing", "plan", "reach", "remarks", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
@@ -43,7 +43,7 @@ def plan(request: PlanRequest) -> Plan:
     return made
 
 
-def coverage(request: PlanRequest) -> tuple[Covered, ...]:
+def remarks(request: PlanRequest) -> tuple[Covered, ...]:
     """The nodes that Core ML leaves to the CPU."""
     found: tuple[Covered, ...] = fallbacks(request)
     return found

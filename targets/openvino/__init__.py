@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from packager.targets.openvino.infer import Model
 
-__all__ = ["Options", "build", "coverage", "missing", "plan", "query", "runner"]
+__all__ = ["Options", "build", "missing", "plan", "query", "remarks", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
@@ -41,7 +41,7 @@ def plan(request: PlanRequest) -> Plan:
     return made
 
 
-def coverage(request: PlanRequest) -> tuple[Covered, ...]:
+def remarks(request: PlanRequest) -> tuple[Covered, ...]:
     """The nodes that are rewritten for OpenVINO, as the plan's steps name them."""
     return tuple(
         Covered(node.label, node.operator, "rewritten", REWRITES[kind])

@@ -17,7 +17,7 @@ from packager.host import Host
 from packager.room import Answer, Covered, Missing, Plan, PlanRequest, Reach, Runner, Stage
 from packager.targets.tensorrt.options import Options
 
-__all__ = ["Options", "build", "coverage", "missing", "plan", "query", "reach", "runner"]
+__all__ = ["Options", "build", "missing", "plan", "query", "reach", "remarks", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
@@ -49,7 +49,7 @@ def plan(request: PlanRequest) -> Plan:
     return made
 
 
-def coverage(request: PlanRequest) -> tuple[Covered, ...]:
+def remarks(request: PlanRequest) -> tuple[Covered, ...]:
     """The nodes that are rewritten for TensorRT, as the plan's steps name them."""
     from packager.targets.tensorrt.rules import rewritten_nodes
 
