@@ -57,12 +57,21 @@ def build_stage(job: BuildJob) -> Done:
     Raises:
         BuildError: the room's toolchain refused, or a file changed since the plan was made.
     """
+    kind_named(job.kind).load().build(job.plan, stage_of(job))
+    return Done()
+
+
+def stage_of(job: BuildJob) -> Stage:
+    """Where the room works, in the child.
+
+    Raises:
+        BuildError: a file changed since the plan was made.
+    """
     changed = [name for name, path in job.files if sha256_file(path) != dict(job.plan.files)[name]]
     if changed:
         raise BuildError(f"{', '.join(changed)} changed while the target was planned", "build again")
     goldens = golden_store.read(job.goldens)
-    kind_named(job.kind).load().build(job.plan, Stage(job.folder, job.model, goldens, dict(job.files)))
-    return Done()
+    return Stage(job.folder, job.model, goldens, dict(job.files))
 
 
 @dataclass(frozen=True)
@@ -98,14 +107,23 @@ def build_bundle(run: Run, target: Target, source: Source, plan: Plan) -> Made:
 
 def _build_in_child(run: Run, target: Target, source: Source, plan: Plan, folder: Path) -> None:
     run.listener.step(target.name, "building")
+    job = prepared(run, target, source, plan, folder)
+    child.call(build_stage, job, seconds=target.build_timeout, what="building")
+
+
+def prepared(run: Run, target: Target, source: Source, plan: Plan, folder: Path) -> BuildJob:
+    """A build's input, with ``folder`` made for it and the golden inputs beside it.
+
+    Raises:
+        StorageError: the disk is full or can't be written.
+    """
     with storage_errors("preparing the build"):
         folder.mkdir(parents=True)
         given = folder.parent / "inputs"
         bare = GoldenSet(tuple(GoldenCase(case.name, case.inputs, {}, case.source) for case in source.inputs.cases))
         golden_store.write(given, bare, {}, policy="", precision=target.precision, excluded={})
     files = tuple((name, run.manifest.root / name) for name, _ in plan.files)
-    job = BuildJob(target.kind, plan, folder, source.model.path, given, files)
-    child.call(build_stage, job, seconds=target.build_timeout, what="building")
+    return BuildJob(target.kind, plan, folder, source.model.path, given, files)
 
 
 def _seal_and_verify(run: Run, target: Target, source: Source, plan: Plan, folder: Path, reference: Answered) -> Made:

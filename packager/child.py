@@ -20,9 +20,9 @@ import traceback
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from packager.errors import BuildError, PackagerError, TargetCrashed, TimeLimit, error_types
+from packager.errors import BuildError, Objection, PackagerError, TargetCrashed, TimeLimit, error_types
 from packager.scratch import scratch
 
 A = TypeVar("A")
@@ -160,14 +160,20 @@ def _died(status: int, folder: Path, what: str) -> PackagerError:
     return TargetCrashed(f"{what}: the process ended with status {status} and no result{tail}")
 
 
-def _revive(error: dict[str, str], folder: Path, what: str) -> PackagerError:
+def _told(error: PackagerError) -> dict[str, object]:
+    """An error as it crosses."""
+    nodes = [[objection.node, objection.reason] for objection in error.nodes]
+    return {"type": type(error).__name__, "message": error.message, "hint": error.hint, "nodes": nodes}
+
+
+def _revive(error: dict[str, Any], folder: Path, what: str) -> PackagerError:
     cls = error_types().get(error["type"])
     if cls is None:
         return BuildError(f"{what}: {error['type']}: {error['message']}{_log_tail(folder)}")
     # A class with a constructor of its own comes back as the nearest one that takes just a message and a hint.
     while cls.__init__ is not PackagerError.__init__:
         cls = cls.__bases__[0]
-    return cls(error["message"], error["hint"])
+    return cls(error["message"], error["hint"], [Objection(*each) for each in error.get("nodes", ())])
 
 
 def _leave_with_parent() -> None:
@@ -199,13 +205,12 @@ def main(folder: Path) -> None:
         value = function(TypeAdapter(takes).validate_python(job["argument"], strict=False))
         answer = {"value": TypeAdapter(returns).dump_python(value, mode="json")}
     except PackagerError as error:
-        answer = {"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}}
+        answer = {"error": _told(error)}
     except OSError as error:
         from packager.files import storage_error
 
         traceback.print_exc()
-        stored = storage_error("writing", error)
-        answer = {"error": {"type": type(stored).__name__, "message": stored.message, "hint": stored.hint}}
+        answer = {"error": _told(storage_error("writing", error))}
     except Exception as error:  # noqa: BLE001 - whatever an SDK raises must cross as one clear message
         traceback.print_exc()
         answer = {"error": {"type": type(error).__name__, "message": str(error), "hint": None}}

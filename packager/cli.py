@@ -184,19 +184,53 @@ def explain(bundle: Path, model: Path, case: str | None, top: int, style: str) -
 
 
 @cli.command()
-@click.argument("model", type=PATH)
-@format_option
-def inspect(model: Path, style: str) -> None:
-    """Show a model's signature, operators, digest and hazards."""
+@click.argument("model", type=PATH, required=False)
+@manifest_option
+@click.option(
+    "-t", "--targets", multiple=True, metavar="A,B", shell_complete=_complete_targets,
+    help="Targets of the manifest, or kinds, or all: say what becomes of each node there.",
+)  # fmt: skip
+@golden_option
+@cache_option
+@click.option(
+    "--format", "style", type=click.Choice(["text", "json", "html"]), default="text", help="Format of standard output."
+)
+def inspect(
+    model: Path | None,
+    manifest: Path | None,
+    targets: tuple[str, ...],
+    golden: Path | None,
+    no_cache: bool,
+    style: str,
+) -> None:
+    """Show a model's signature, operators, digest and hazards; with --targets, which nodes they support.
+
+    For each target: how many nodes are supported, rewritten, fall back or are refused, and of those that aren't simply
+    supported, why and what to do. Nothing is built.
+    """
     from packager import report
     from packager.files import to_json
-    from packager.model import open_model
 
-    opened = open_model(model)
-    if style == "json":
-        _say(to_json(report.model_document(opened)))
+    if not targets:
+        from packager.model import open_model
+
+        if model is None or manifest is not None or golden is not None or style == "html":
+            raise UsageError("only coverage by targets has a manifest, golden cases and HTML", "add --targets all")
+        opened = open_model(model)
+        _say(to_json(report.model_document(opened)) if style == "json" else report.model_text(opened))
+        return
+    from packager import coverage_report, engine
+
+    with _listener() as listener:
+        found = engine.cover(
+            model, manifest=manifest, targets=_split(targets), golden=golden, cache=not no_cache, listener=listener
+        )
+    if style == "html":
+        _say(coverage_report.coverage_html(found))
+    elif style == "json":
+        _say(to_json(coverage_report.coverage_document(found)))
     else:
-        _say(report.model_text(opened))
+        _say(coverage_report.coverage_text(found))
 
 
 @cli.command()
@@ -276,13 +310,13 @@ def doctor(targets: tuple[str, ...], style: str) -> None:
     """Say which kinds can be built and verified here, and how to get what is missing."""
     from packager import report
     from packager.host import this_host
-    from packager.room import kind_named, kinds, missing_requirements
+    from packager.room import kind_named, kinds, readiness
 
     names = _split(targets)
     chosen = [kind_named(name) for name in names] if names is not None else list(kinds().values())
-    found = [(kind, missing_requirements(kind, this_host())) for kind in chosen]
+    found = [readiness(kind, this_host()) for kind in chosen]
     _say(report.doctor_json(found) if style == "json" else report.doctor_text(found))
-    raise SystemExit(4 if names is not None and any(missing for _, missing in found) else 0)
+    raise SystemExit(4 if names is not None and any(each.missing for each in found) else 0)
 
 
 @cli.command(name="targets")

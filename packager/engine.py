@@ -11,10 +11,11 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from packager import __version__, child, explaining
 from packager.archives import unpacked
@@ -22,6 +23,7 @@ from packager.bundle import open_bundle
 from packager.cache import Cache, default_cache, tree_digest
 from packager.capture import Captured, capture
 from packager.choosing import buildable, read_manifest, rungs
+from packager.covering import Inspected, cover_target
 from packager.errors import PackagerError, UsageError
 from packager.explaining import Explanation
 from packager.files import exists, is_file, storage_error, storage_errors, writable_folder
@@ -32,7 +34,7 @@ from packager.placing import STAGING, sweep_output
 from packager.planning import open_source, plan_target
 from packager.reference import Reference, SynthesisSettings
 from packager.report import Listener, Silent
-from packager.results import Report, TargetResult
+from packager.results import Report
 from packager.room import Plan, package_folder
 from packager.run import ReferenceRefused, Run, heed
 from packager.scratch import scratch
@@ -40,6 +42,11 @@ from packager.strength import WEAK, Strength
 from packager.targeting import run_target
 from packager.verdict import Verdict
 from packager.verifying import verify_folder
+
+R = TypeVar("R")
+
+ALL = "all"
+"""In place of names of targets: every one of the manifest, or, without one, every kind."""
 
 
 def inspect(model: str | os.PathLike[str]) -> Model:
@@ -90,6 +97,29 @@ def plan(
         return tuple(planned)
 
 
+def cover(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    manifest: str | os.PathLike[str] | None = None,
+    targets: Sequence[str] | None = None,
+    golden: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+    cache: bool = True,
+    listener: Listener | None = None,
+) -> Inspected:
+    """Say what every target does with each node of the model: by its plan, then by its toolchain where that is here.
+
+    Arguments as for :func:`build`; ``targets`` may be ``["all"]``. A refusal by a target is in the result, not raised.
+
+    Raises:
+        PackagerError: the manifest, the model or the goldens are refused.
+    """
+    named = None if targets is not None and list(targets) == [ALL] else targets
+    chosen = read_manifest(_path(model), _path(manifest), named, _path(golden))
+    with _running(chosen, None, cache, verify=False, listener=listener or Silent()) as run:
+        return Inspected(run.model, tuple(_each(run, list(rungs(chosen)), jobs, cover_target)))
+
+
 def build(
     model: str | os.PathLike[str] | None = None,
     *,
@@ -131,7 +161,7 @@ def build(
     begun = time.monotonic()
     with _running(chosen, Path(out), cache, verify=verify, listener=listener or Silent()) as run:
         _start_references(run)
-        results = _run_targets(run, chosen.targets, jobs)
+        results = _each(run, chosen.targets, jobs, run_target)
         reference = _reference(run)
         report = Report(
             packager=__version__,
@@ -211,11 +241,11 @@ def _output(out: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def _run_targets(run: Run, targets: Sequence[Target], jobs: int | None) -> list[TargetResult]:
+def _each(run: Run, targets: Sequence[Target], jobs: int | None, work: Callable[[Run, Target], R]) -> list[R]:
     """All targets, ``jobs`` at a time, in the manifest's order. A refused reference ends the run at once."""
     width = max(1, min(jobs or os.cpu_count() or 1, len(targets)))
     with ThreadPoolExecutor(max_workers=width, thread_name_prefix="target") as pool:
-        futures: list[Future[TargetResult]] = [pool.submit(run_target, run, target) for target in targets]
+        futures: list[Future[R]] = [pool.submit(work, run, target) for target in targets]
         try:
             return [future.result() for future in futures]
         except BaseException:
@@ -368,4 +398,4 @@ def explain(
     return explaining.explain(Path(bundle), Path(model), case, most)
 
 
-__all__ = ["Planned", "Verified", "build", "explain", "golden", "inspect", "plan", "verify"]
+__all__ = ["Planned", "Verified", "build", "cover", "explain", "golden", "inspect", "plan", "verify"]

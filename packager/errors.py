@@ -21,7 +21,24 @@ Messages say what is wrong and where (file, node, tensor); hints say what to do.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Objection:
+    """A node that can't be taken: its label (:attr:`packager.graph.Node.label`) and why, as the end of a sentence."""
+
+    node: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"node {self.node}: {self.reason}" if self.reason else f"node {self.node}"
+
+
+def node_lines(objections: Iterable[Objection]) -> str:
+    """The lines that name nodes below the heading of a message."""
+    return "".join(f"\n  {objection}" for objection in objections)
 
 
 class PackagerError(Exception):
@@ -30,17 +47,19 @@ class PackagerError(Exception):
     Args:
         message: what is wrong and where, one sentence or a few lines.
         hint: what to do about it, or ``None``.
+        nodes: every node that the message is about, for what asks node by node.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
+    def __init__(self, message: str, hint: str | None = None, nodes: Iterable[Objection] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.nodes = tuple(nodes)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (self.message, self.hint))
+        return (type(self), (self.message, self.hint, self.nodes))
 
 
 class InternalError(PackagerError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from packager.errors import Refused
+from collections.abc import Sequence
+
+from packager.errors import Objection, Refused, node_lines
 from packager.goldens import GoldenSet
 from packager.graph import Node, format_dims
 from packager.manifest_text import dotted
@@ -104,15 +106,21 @@ def check_operators(request: PlanRequest, reader: str) -> None:
     limits, structure = request.facts.limits, request.model.structure
     local = {(function.domain, function.name) for function in structure.functions}
     found = [
-        f"node {node.label}: {reason}"
+        Objection(node.label, reason)
         for node in structure.walk()
         if (node.domain, node.op_type) not in local and (reason := _objection(node, limits))
     ]
+    check_nodes(found, f"{reader} can't run the model", "export the model without them, or choose another target")
+
+
+def check_nodes(found: Sequence[Objection], heading: str, hint: str) -> None:
+    """Refuse a model for nodes, if there are any.
+
+    Raises:
+        Refused: every one is named, in the message and as data.
+    """
     if found:
-        raise Refused(
-            f"{reader} can't run the model:" + "".join(f"\n  {line}" for line in found),
-            "export the model without them, or choose another target",
-        )
+        raise Refused(f"{heading}:{node_lines(found)}", hint, found)
 
 
 def _objection(node: Node, limits: Limits) -> str:

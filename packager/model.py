@@ -189,8 +189,10 @@ def _check_names(path: Path, structure: Structure) -> None:
             if not value.name:
                 raise ModelError(f"{path}: an {what} of the graph has no name", "name every graph input and output")
             if value.name in seen:
+                makers = [f", and node {node.label} makes it" for node in graph.nodes if value.name in node.outputs]
                 raise ModelError(
-                    f"{path}: two graph {what}s are named '{value.name}'", f"give every {what} a name of its own"
+                    f"{path}: two graph {what}s are named '{value.name}'{''.join(makers)}",
+                    f"give every {what} a name of its own",
                 )
             seen.add(value.name)
     inputs = {value.name: value for value in graph.inputs}

@@ -55,7 +55,10 @@ def open_source(run: Run, target: Target) -> Source:
     """
     kind = kind_named(target.kind)
     ready = run.goldens(target.shapes)
-    check_shapes(kind.facts, target.name, pin_shapes(run.model.signature, target.shapes), ready.inputs)
+    signature = pin_shapes(run.model.signature, target.shapes)
+    # The hint names sizes: those of inputs that ran, not of a first guess.
+    sizes = answered(run, target).goldens if kind.facts.limits.fixed_shapes else ready.inputs
+    check_shapes(kind.facts, target.name, signature, sizes)
     work = run.work / target.name / target.precision
     passes = passes_for(kind, run.model, target.precision, target.shapes, target.conversion)
     if not passes:
@@ -88,7 +91,28 @@ def plan_target(run: Run, target: Target, source: Source) -> Plan:
         UsageError: a file that its options name isn't there.
     """
     kind = source.kind
-    request = PlanRequest(
+    check_precision(kind.facts, target.precision)
+    plan = kind.load().plan(request_for(run, target, source))
+    if source.dialected is None:
+        return plan
+    return replace(
+        plan,
+        model_digest=run.model.digest,
+        shapes=target.shapes,
+        steps=(*steps_of(source.passes), *plan.steps),
+        notes=(*source.dialected.record.notes, *plan.notes),
+        transforms=passes_text(source.passes),
+    )
+
+
+def request_for(run: Run, target: Target, source: Source) -> PlanRequest:
+    """What the room plans from.
+
+    Raises:
+        UsageError: a file that its options name isn't there.
+    """
+    kind = source.kind
+    return PlanRequest(
         target=target.name,
         kind=target.kind,
         name=run.manifest.model.name,
@@ -100,18 +124,6 @@ def plan_target(run: Run, target: Target, source: Source) -> Plan:
         options=target.options,
         facts=kind.facts,
         files=extra_files(run.manifest.root, target),
-    )
-    check_precision(kind.facts, target.precision)
-    plan = kind.load().plan(request)
-    if source.dialected is None:
-        return plan
-    return replace(
-        plan,
-        model_digest=run.model.digest,
-        shapes=target.shapes,
-        steps=(*steps_of(source.passes), *plan.steps),
-        notes=(*source.dialected.record.notes, *plan.notes),
-        transforms=passes_text(source.passes),
     )
 
 

@@ -68,13 +68,8 @@ def probe(
 
     Returns:
         Hazards in a fixed order, one per dimension and output.
-
-    Raises:
-        ModelError: an output contradicts the rank or a fixed size that the model declares for it.
     """
     seen = [Observed(sizes_of(model, feeds), outputs) for feeds, outputs in cases]
-    for observed in seen:
-        _check_declared(model, observed)
     found: list[Hazard] = []
     roles = {key: dim.role for key, dim in open_dims(model.signature).items() if key not in pinned}
     batch = frozenset(key for key, role in roles.items() if role == "batch")
@@ -289,11 +284,16 @@ def _a_batch(
     return None
 
 
-def _check_declared(model: Model, observed: Observed) -> None:
+def check_declared(model: Model, outputs: Feeds) -> None:
+    """Hold outputs against what the model declares.
+
+    Raises:
+        ModelError: one contradicts its declared rank or a fixed size of it.
+    """
     for spec in model.signature.outputs:
-        if spec.kind != "tensor" or spec.dims is None or spec.name not in (observed.outputs or {}):
+        if spec.kind != "tensor" or spec.dims is None or spec.name not in outputs:
             continue
-        shape = (observed.outputs or {})[spec.name].shape
+        shape = outputs[spec.name].shape
         fixed = [isinstance(dim, int) and 0 <= dim != size for dim, size in zip(spec.dims, shape, strict=False)]
         if len(shape) != len(spec.dims) or any(fixed):
             raise ModelError(

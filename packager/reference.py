@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from packager import golden_formats, golden_store, parity
+from packager.checking import static_hazards
 from packager.errors import GoldenError, ModelError
 from packager.golden_choice import Draw, further, has_choices
 from packager.golden_synth import candidates, synthesise
@@ -25,7 +26,7 @@ from packager.hazards import RANDOM_OPERATORS, Hazard
 from packager.model import Model, Signature, open_model
 from packager.parity import OutputRule
 from packager.policy import rules_for
-from packager.probing import probe
+from packager.probing import check_declared, probe
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -82,7 +83,7 @@ class ArtifactParity:
 class Reference:
     """Result of :func:`answer`; the goldens with the reference's outputs lie in the job's ``out`` folder.
 
-    ``hazards`` are those that only running the model shows.
+    ``hazards`` are what onnx itself says of the model, and what only running it shows.
     """
 
     runtime: str
@@ -143,10 +144,12 @@ def answer(job: ReferenceJob) -> Reference:
             'make it deterministic, or leave those outputs out: [golden] exclude = ["..."]',
         )
     _check_nan(first, job)
+    for _, outputs in first:
+        check_declared(model, outputs)
     rules = rules_for(job.policy, job.precision, model, excluded=frozenset(excluded))
     if job.goldens is None and seconds < PROBED_SECONDS and (job.thorough or has_choices(model)):
         first += _further(model, session, first, rules, job)
-    hazards = _probe(model, session, first, job) if seconds < PROBED_SECONDS else []
+    hazards = [*static_hazards(model), *(_probe(model, session, first, job) if seconds < PROBED_SECONDS else [])]
     artifact = _artifact_parity(first, rules, frozenset(excluded))
     completed = GoldenSet(
         tuple(GoldenCase(case.name, case.inputs, outputs, case.source, "reference") for case, outputs in first)

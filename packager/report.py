@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from packager.engine import Planned, Verified
     from packager.explaining import Explanation
     from packager.model import Model
-    from packager.room import Kind, Missing
+    from packager.room import Kind, Readiness
     from packager.verdict import Distance, Verdict
 
 
@@ -429,28 +429,34 @@ def captured_json(made: Captured) -> str:
     return to_json({"schema": "packager.captured/1", **asdict(made), "folder": str(made.folder)})
 
 
-def doctor_text(found: Sequence[tuple[Kind, Sequence[Missing]]]) -> str:
+def doctor_text(found: Sequence[Readiness]) -> str:
     """``doctor`` as text."""
     lines: list[str] = []
-    for kind, missing in found:
-        if not missing:
-            lines.append(f"{kind.name}: ready; builds here and verifies up to level {kind.facts.level}")
+    for each in found:
+        name, highest, reach = each.kind.name, each.kind.facts.level, each.reach
+        if each.missing:
+            lines.append(f"{name}: NOT ready")
+            lines += [f"  {item.what} is missing\n    get it: {item.how}" for item in each.missing]
             continue
-        lines.append(f"{kind.name}: NOT ready")
-        lines += [f"  {item.what} is missing\n    get it: {item.how}" for item in missing]
+        lines.append(f"{name}: ready; builds here and verifies up to level {reach.level}")
+        if reach.level != highest:
+            lines.append(f"  elsewhere up to level {highest}: {reach.reason}")
     return "\n".join(lines) + "\n"
 
 
-def doctor_json(found: Sequence[tuple[Kind, Sequence[Missing]]]) -> str:
-    """``doctor --format json``."""
+def doctor_json(found: Sequence[Readiness]) -> str:
+    """``doctor --format json``: ``level`` is the kind's highest, ``here`` what this machine reaches, ``reason`` why no
+    more."""
     document = [
         {
-            "kind": kind.name,
-            "ready": not missing,
-            "level": kind.facts.level,
-            "missing": [{"what": item.what, "how": item.how} for item in missing],
+            "kind": each.kind.name,
+            "ready": not each.missing,
+            "level": each.kind.facts.level,
+            "here": "none" if each.missing else each.reach.level,
+            "reason": each.reach.reason,
+            "missing": [{"what": item.what, "how": item.how} for item in each.missing],
         }
-        for kind, missing in found
+        for each in found
     ]
     return to_json({"schema": "packager.doctor/1", "kinds": document})
 

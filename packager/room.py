@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from packager.coverage import Covered
 from packager.errors import InternalError, UsageError
 from packager.goldens import GoldenCase, GoldenSet
 from packager.host import Host
@@ -313,6 +314,53 @@ class Room(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Reach:
+    """The strongest evidence that verification can reach on one machine, and what more would need; empty where it is
+    the kind's highest."""
+
+    level: Level
+    reason: str = ""
+
+
+class ReachingRoom(Room, Protocol):
+    """A room whose level depends on the machine. Others reach the level of their ``target.toml`` wherever nothing is
+    missing."""
+
+    def reach(self, host: Host) -> Reach:
+        """What verification of a bundle with default options reaches on this machine. Imports no SDK."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a target's toolchain says of a model: who it is, with its version, and the nodes not simply supported."""
+
+    judge: str
+    nodes: tuple[Covered, ...] = ()
+
+
+class JudgingRoom(Room, Protocol):
+    """A room that knows more of single nodes than what it refuses. Both functions are optional, one without the other;
+    what they leave out is judged by ``plan`` alone."""
+
+    def remarks(self, request: PlanRequest) -> tuple[Covered, ...]:
+        """Nodes that will be rewritten or fall back, from the graph alone, by the rules that ``build`` follows. Pure.
+
+        Asked only where ``plan`` doesn't refuse the model, or refuses it for single nodes.
+        """
+        ...
+
+    def query(self, plan: Plan, stage: Stage) -> Answer:
+        """Ask the toolchain itself for every node, as ``build`` would, in a child process; whatever lands in
+        ``stage.folder`` is thrown away.
+
+        Raises:
+            PackagerError: the toolchain refuses the model; its ``nodes`` are those refused, where they are known.
+        """
+        ...
+
+
 class RemoteRoom(Room, Protocol):
     """A room whose ``target.toml`` has ``endpoint``."""
 
@@ -407,6 +455,26 @@ def missing_requirements(kind: Kind, host: Host) -> list[Missing]:
     return missing_tools(kind) + kind.load().missing(host)
 
 
+def reach_of(kind: Kind, host: Host) -> Reach:
+    """The level that verification reaches on this machine, if nothing is missing."""
+    room = kind.load()
+    return cast(ReachingRoom, room).reach(host) if hasattr(room, "reach") else Reach(kind.facts.level)
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What this machine is to a kind: what it lacks to build, and how far verification goes where it lacks nothing."""
+
+    kind: Kind
+    missing: tuple[Missing, ...]
+    reach: Reach
+
+
+def readiness(kind: Kind, host: Host) -> Readiness:
+    """What this machine is to a kind."""
+    return Readiness(kind, tuple(missing_requirements(kind, host)), reach_of(kind, host))
+
+
 def missing_tools(kind: Kind) -> list[Missing]:
     """What ``target.toml`` requires and this machine lacks. Distributions are looked up by metadata, not imported."""
     import shutil
@@ -431,7 +499,8 @@ def missing_tools(kind: Kind) -> list[Missing]:
 
 
 __all__ = [
-    "LEVELS", "ExtraFile", "GoldenCase", "GoldenSet", "Host", "Kind", "Level", "Limits", "Missing", "Plan",
-    "PlanRequest", "RemoteRoom", "Room", "RoomOptions", "Runner", "RuntimeInfo", "Signature", "Stage", "Step",
-    "TargetFacts", "kind_named", "kinds", "missing_requirements", "missing_tools", "package_folder",
+    "LEVELS", "Answer", "Covered", "ExtraFile", "GoldenCase", "GoldenSet", "Host", "JudgingRoom", "Kind", "Level",
+    "Limits", "Missing", "Plan", "PlanRequest", "Reach", "ReachingRoom", "Readiness", "RemoteRoom", "Room",
+    "RoomOptions", "Runner", "RuntimeInfo", "Signature", "Stage", "Step", "TargetFacts", "kind_named", "kinds",
+    "missing_requirements", "missing_tools", "package_folder", "reach_of", "readiness",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from packager.errors import Refused
+from packager.errors import Objection, Refused, node_lines
 from packager.graph import DTYPES, Structure
 from packager.model import Signature
 from packager.room import Step
@@ -218,7 +218,7 @@ def _convert(model: ir.Model, domain: str, current: int, version: int, starts: M
 
     Nodes are of version ``current``, but for those in ``starts``.
     """
-    problems: list[str] = []
+    problems: list[Objection] = []
     rewritten = 0
     edit: Edit | None = None
     inside = {node for function in model.functions.values() for node in function.all_nodes()}
@@ -239,12 +239,14 @@ def _convert(model: ir.Model, domain: str, current: int, version: int, starts: M
                 _cross(node, change, edit, up=version > start)
             rewritten += before != _fingerprint(node)
         except Impossible as reason:
-            problems.append(f"node {label(node)}: {reason}")
+            problems.append(Objection(label(node), str(reason)))
     if problems:
-        listed = "\n  ".join(problems[:SHOWN]) + (f"\n  ... and {len(problems) - SHOWN} more" * (len(problems) > SHOWN))
+        more = f"\n  ... and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise Refused(
-            f"no exact conversion of operator set {domain or 'ai.onnx'} from {current} to {version}:\n  {listed}",
+            f"no exact conversion of operator set {domain or 'ai.onnx'} from {current} to {version}:"
+            f"{node_lines(problems[:SHOWN])}{more}",
             f"export the model at operator set {version}",
+            problems,
         )
     return rewritten
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packager.checking import is_known, objection
 from packager.errors import BuildError, InternalError, ModelError, PackagerError
 from packager.files import clone_file
 from packager.goldens import GoldenSet
@@ -30,10 +31,6 @@ file holds it in memory twice; data files are mapped."""
 
 MAX_FILE_BYTES = 1 << 30
 """Largest data file: small enough for stores and file systems that stop at 2 GiB."""
-
-
-CHECKED_BYTES = 256 << 20
-"""A larger .onnx file isn't given to the onnx checker, which reads all of it into memory twice."""
 
 
 @dataclass(frozen=True)
@@ -171,25 +168,11 @@ def _check_onnx(source: Path, out: Path, opened: Model) -> None:
     It knows no IR version or operator set newer than the installed onnx; such a model isn't checked. It is stricter
     than any runtime in places (an output of unknown rank), so what it says of the source too isn't held against us.
     """
-    import onnx
-
-    newest = onnx.defs.onnx_opset_version()
-    if opened.bytes > CHECKED_BYTES or opened.structure.ir_version > onnx.IR_VERSION or opened.opset > newest:
+    if not is_known(opened):
         return
-    reason = _objection(out)
-    if reason and reason != _objection(source):
+    reason = objection(out)
+    if reason and reason != objection(source):
         raise BuildError(f"{out}: the onnx checker refuses the transformed model: {reason[:600]}")
-
-
-def _objection(path: Path) -> str:
-    """What the onnx checker says against a file, empty for nothing."""
-    import onnx
-
-    try:
-        onnx.checker.check_model(str(path))
-    except onnx.checker.ValidationError as error:
-        return " ".join(str(error).split())
-    return ""
 
 
 def loaded_in_runtime(path: Path) -> ort.InferenceSession:

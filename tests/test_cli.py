@@ -176,6 +176,20 @@ def test_inspect_text_and_json(tmp_path: Path):
     assert document["opsets"] == {"ai.onnx": 17} and document["operators"] == {"Relu": 1}
 
 
+def test_inspect_with_targets_in_three_forms(tmp_path: Path):
+    builders.relu(tmp_path / "relu.onnx", name_in="<i>x</i>")
+    text = run("inspect", "relu.onnx", "-t", "tiny", cwd=tmp_path).stdout
+    assert "input     <i>x</i>: float32[n, 3]" in text
+    assert text.splitlines()[-1].split() == ["tiny", "tiny", "fp32", "1", "0", "0", "0", "0", "builds"]
+    (told,) = json.loads(run("inspect", "relu.onnx", "-t", "tiny", "--format", "json", cwd=tmp_path).stdout)["coverage"]
+    assert told["nodes"] == [{"node": "Relu 'act'", "operator": "Relu", "state": "supported", "reason": "", "hint": ""}]
+    page = run("inspect", "relu.onnx", "-t", "tiny", "--format", "html", cwd=tmp_path).stdout
+    assert page.startswith("<!doctype html>") and "<i>" not in page
+    made = run("inspect", "relu.onnx", "--format", "html", cwd=tmp_path)
+    assert made.returncode == 2 and "hint: add --targets all" in made.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "relu.onnx"]
+
+
 def test_names_of_a_model_never_reach_the_terminal_raw(tmp_path: Path):
     builders.relu(tmp_path / "relu.onnx", name_in="x\x1b[31m\n", name_out="名前")
     text = run("inspect", "relu.onnx", cwd=tmp_path, PYTHONIOENCODING="utf-8").stdout

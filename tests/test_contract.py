@@ -26,13 +26,13 @@ from packager.errors import Refused
 from packager.golden_synth import synthesise
 from packager.graph import DTYPES
 from packager.host import this_host
-from packager.levels import LEVELS
+from packager.levels import LEVELS, below
 from packager.manifest_tables import TargetTable
 from packager.model import open_model
 from packager.policy import policies
 from packager.precisions import policy_precision
 from packager.readme import write_readme
-from packager.room import Kind, Plan, PlanRequest, Room, RoomOptions
+from packager.room import JudgingRoom, Kind, Plan, PlanRequest, Room, RoomOptions
 from packager.verdict import Verdict
 from tests.builders import FLOAT, model, save, value
 
@@ -118,6 +118,14 @@ def test_the_module_has_the_names_and_signatures_of_a_room(kind: Kind):
         wanted = list(inspect.signature(getattr(Room, name)).parameters)[1:]
         assert list(inspect.signature(getattr(made, name)).parameters) == wanted, name
         assert inspect.getdoc(getattr(made, name)), name
+    reach = room.reach_of(kind, this_host())
+    assert not below(kind.facts.level, reach.level), "target.toml has the highest level there is"
+    assert bool(reach.reason) == (reach.level != kind.facts.level), "a lower level has its reason"
+    for name in ("remarks", "query"):  # optional
+        if hasattr(made, name):
+            wanted = list(inspect.signature(getattr(JudgingRoom, name)).parameters)[1:]
+            assert list(inspect.signature(getattr(made, name)).parameters) == wanted, name
+            assert inspect.getdoc(getattr(made, name)), name
     assert hasattr(made, "remote") == (kind.facts.endpoint is not None), "target.toml and module differ on endpoints"
     if kind.facts.endpoint is not None:
         remote = kind.load_remote().remote

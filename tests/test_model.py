@@ -87,7 +87,7 @@ def test_missing_files_and_folders(tmp_path: Path):
 def test_duplicate_outputs(tmp_path: Path):
     outputs = [builders.value("y"), builders.value("y")]
     path = builders.save(builders.model([RELU], [builders.value("x")], outputs), tmp_path / "m.onnx")
-    refused(path, "two graph outputs are named 'y'")
+    refused(path, "two graph outputs are named 'y', and node Relu 'act' makes it")
 
 
 def test_duplicate_inputs(tmp_path: Path):

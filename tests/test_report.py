@@ -17,7 +17,7 @@ from packager.engine import Planned, Verified
 from packager.errors import ManifestError, Problem, Refused, VerificationError
 from packager.model import open_model
 from packager.results import STATUS_WORDS, Report, Status, TargetResult
-from packager.room import Missing, kinds
+from packager.room import Missing, Reach, Readiness, kinds
 from packager.verdict import Verdict, unverified
 from tests import builders
 
@@ -182,15 +182,27 @@ def test_refused_plans_as_text_and_json():
     assert json.loads(reports.plans_json(planned))["plans"][0]["error"]["message"].startswith("2 nodes:\n")
 
 
-def test_doctor_says_what_is_missing_and_how_to_get_it():
-    kind = next(iter(kinds().values()))
-    text = reports.doctor_text([(kind, []), (kind, [Missing("program x", "apt install x")])])
-    assert f"{kind.name}: ready; builds here" in text
-    assert f"{kind.name}: NOT ready\n  program x is missing\n    get it: apt install x\n" in text
-    ready = [
-        item["ready"] for item in json.loads(reports.doctor_json([(kind, []), (kind, [Missing("x", "y")])]))["kinds"]
+def test_doctor_says_what_is_missing_and_how_far_verification_goes_here():
+    kind = next(kind for kind in kinds().values() if kind.facts.level == "runtime")
+    found = [
+        Readiness(kind, (), Reach("runtime")),
+        Readiness(kind, (), Reach("proxy", "no device is here")),
+        Readiness(kind, (Missing("program x", "apt install x"),), Reach("runtime")),
     ]
-    assert ready == [True, False]
+    assert reports.doctor_text(found).splitlines() == [
+        f"{kind.name}: ready; builds here and verifies up to level runtime",
+        f"{kind.name}: ready; builds here and verifies up to level proxy",
+        "  elsewhere up to level runtime: no device is here",
+        f"{kind.name}: NOT ready",
+        "  program x is missing",
+        "    get it: apt install x",
+    ]
+    told = json.loads(reports.doctor_json(found))["kinds"]
+    assert [(item["ready"], item["level"], item["here"], item["reason"]) for item in told] == [
+        (True, "runtime", "runtime", ""),
+        (True, "runtime", "proxy", "no device is here"),
+        (False, "runtime", "none", ""),
+    ]
 
 
 def test_a_model_as_text_and_json_agree(tmp_path: Path):

@@ -14,16 +14,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from packager.host import Host
-from packager.room import Missing, Plan, PlanRequest, Runner, Stage
+from packager.room import Covered, Missing, Plan, PlanRequest, Reach, Runner, Stage
 from packager.targets.ios.options import Options
-from packager.targets.ios.planning import plan_for
+from packager.targets.ios.planning import fallbacks, plan_for
 
-__all__ = ["Options", "build", "missing", "plan", "runner"]
+__all__ = ["Options", "build", "missing", "plan", "reach", "remarks", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
     """Nothing beyond the Python packages: without a Swift toolchain the verdict's level is lower, and says so."""
     return []
+
+
+def reach(host: Host) -> Reach:
+    """The generated Swift where there is a toolchain, else the model file alone."""
+    from packager.targets.ios.toolchain import HOW, find_toolchain
+
+    return Reach("emulated") if find_toolchain() is not None else Reach("proxy", f"no Swift toolchain is here: {HOW}")
 
 
 def plan(request: PlanRequest) -> Plan:
@@ -34,6 +41,12 @@ def plan(request: PlanRequest) -> Plan:
     """
     made: Plan = plan_for(request)
     return made
+
+
+def remarks(request: PlanRequest) -> tuple[Covered, ...]:
+    """The nodes that Core ML leaves to the CPU."""
+    found: tuple[Covered, ...] = fallbacks(request)
+    return found
 
 
 def build(plan: Plan, stage: Stage) -> None:

@@ -7,6 +7,7 @@ import math
 import tempfile
 from pathlib import Path
 
+from packager.coverage import SCHEMA
 from packager.errors import BuildError
 from packager.files import clone_file, to_json, write_text
 from packager.graph import format_dims
@@ -80,7 +81,7 @@ def _coverage(path: Path, options: Options) -> dict[str, object]:
     after = coverage_of(model.structure, types_of(model.structure), static=options.static_shapes)
     proto = onnx.load(str(path), load_external_data=False)
     before = next((json.loads(entry.value) for entry in proto.metadata_props if entry.key == BEFORE), None)
-    return {"schema": "packager.coverage/1", "before": before, "after": after.document()}
+    return {"schema": SCHEMA, "before": before, "after": after.document()}
 
 
 def _write_package(kind: Kind, plan: Plan, folder: Path, digest: str, *, packaged: bool) -> None:

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
+from packager.coverage import Covered, document
 from packager.graph import Graph, Node, Structure, ValueType, format_dims, printable
 from packager.targets.ios.operators import FLOATS, TAKEN, WHOLE_NUMBERS, Given
 
 MAX_RANK = 5
 MAX_SIZE = 16384
 """Core ML fails to load a model with a longer dim, so the provider leaves such nodes (coremltools issue 1003)."""
+
+PIN = "fix the free dims with `shapes`: Core ML takes fixed shapes here"
+LEAVE = "nothing needs to be done: ONNX Runtime computes it on the CPU; min_coverage sets how much of that is allowed"
 
 Cause = Literal["operator", "settings", "rank", "dynamic shape", "dimension", "empty", "dtype", "external", "subgraph"]
 
@@ -43,6 +47,19 @@ class Judged:
     def taken(self) -> bool:
         """Whether Core ML computes it."""
         return not self.reasons
+
+    @property
+    def why(self) -> str:
+        """All reasons in one line."""
+        return "; ".join(reason.text for reason in self.reasons)
+
+    def covered(self) -> Covered:
+        """As every kind tells it."""
+        if self.taken:
+            return Covered(self.label, self.operator)
+        first = {reason.cause: reason.text for reason in reversed(self.reasons)}
+        hint = PIN if "dynamic shape" in first else LEAVE
+        return Covered(self.label, self.operator, "fallback", "; ".join(reversed(first.values())), hint)
 
 
 @dataclass(frozen=True)
@@ -81,8 +98,7 @@ class Coverage:
 
     def document(self) -> dict[str, object]:
         """As ``coverage.json`` has it."""
-        left = [asdict(node) for node in self.nodes if not node.taken]
-        return {"nodes": len(self.nodes), "taken": self.taken, "partitions": self.partitions, "on the CPU": left}
+        return document([node.covered() for node in self.nodes], len(self.nodes), self.partitions)
 
 
 def types_of(structure: Structure) -> dict[str, ValueType]:
@@ -122,6 +138,15 @@ def coverage_of(structure: Structure, types: Mapping[str, ValueType], *, static:
         kept = tuple(reason for reason in reasons if static or reason.cause != "dynamic shape")
         judged.append(Judged(node.label, printable(node.operator), kept))
     return Coverage(tuple(judged), _partitions(nodes, [each.taken for each in judged]), pinned)
+
+
+def inside(structure: Structure) -> Iterator[Covered]:
+    """Nodes of branches and bodies: they stay on the CPU with the node that holds them, and aren't counted."""
+    for holder in structure.graph.nodes:
+        for graph in holder.subgraphs():
+            for node in graph.walk():
+                reason = f"it is inside {holder.label}, which stays on the CPU"
+                yield Covered(node.label, printable(node.operator), "fallback", reason, LEAVE)
 
 
 def _reasons(given: Given, external: frozenset[str]) -> Iterator[Reason]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 
-from packager.errors import Refused
+from packager.errors import Objection, Refused
 from packager.goldens import GoldenSet
 from packager.graph import printable
-from packager.model import Model, Signature
-from packager.room import Limits, Plan, PlanRequest, Step
+from packager.limits import check_nodes, check_operators, check_precision, check_versions
+from packager.model import Signature
+from packager.room import Covered, Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
-from packager.targets.ios.coverage import Coverage, coverage_of, types_of
+from packager.targets.ios.coverage import Coverage, coverage_of, inside, types_of
 from packager.targets.ios.names import alike, module_name
 from packager.targets.ios.options import Options
 
@@ -19,6 +20,7 @@ MAX_BYTES = 1_500_000_000
 """Model and weights in one file: protobuf stops at 2 GB, and the CoreML provider reads no weights outside the file."""
 
 SHOWN = 4
+READER = "ONNX Runtime's Swift package"
 
 
 def plan_for(request: PlanRequest) -> Plan:
@@ -30,11 +32,9 @@ def plan_for(request: PlanRequest) -> Plan:
     """
     model, facts = request.model, request.facts
     options = request.options if isinstance(request.options, Options) else Options.model_validate({})
-    if request.precision not in facts.precisions:
-        raise Refused(
-            f"iOS bundles have no precision '{request.precision}'", f"choose one of {', '.join(facts.precisions)}"
-        )
-    _check_versions(model, facts.limits)
+    check_precision(facts, request.precision)
+    check_versions(model, facts.limits, READER)
+    check_operators(request, READER)
     signature = pin_shapes(model.signature, request.shapes)
     _check_signature(signature, facts.limits)
     if sum(file.bytes for file in model.external) + model.bytes > MAX_BYTES:
@@ -60,20 +60,13 @@ def plan_for(request: PlanRequest) -> Plan:
     )
 
 
-def _check_versions(model: Model, limits: Limits) -> None:
-    found = []
-    for domain, version in model.structure.opsets:
-        highest = limits.opset.get(domain or "ai.onnx")
-        if highest is not None and version > highest:
-            found.append(f"operator set {domain or 'ai.onnx'} {version}; it reads up to {highest}")
-    if limits.ir is not None and model.structure.ir_version > limits.ir:
-        found.append(f"ONNX IR version {model.structure.ir_version}; it reads up to {limits.ir}")
-    found += [f"node {node.label}" for node in model.structure.walk() if node.domain in limits.refused_domains]
-    if found:
-        raise Refused(
-            "ONNX Runtime's Swift package can't read this model:" + "".join(f"\n  {line}" for line in found),
-            "export it for those versions; what can be lowered exactly has been",
-        )
+def fallbacks(request: PlanRequest) -> tuple[Covered, ...]:
+    """The nodes that Core ML leaves to the CPU, as the plan and ``coverage.json`` count them, and those inside them."""
+    options = request.options if isinstance(request.options, Options) else Options.model_validate({})
+    structure = request.model.structure
+    found = coverage_of(structure, types_of(structure), static=options.static_shapes)
+    left = [node.covered() for node in found.nodes if not node.taken]
+    return (*left, *inside(structure))
 
 
 def _check_signature(signature: Signature, limits: Limits) -> None:
@@ -100,14 +93,10 @@ def _check_signature(signature: Signature, limits: Limits) -> None:
 
 def _check_coverage(coverage: Coverage, options: Options) -> None:
     if coverage.share < options.min_coverage:
-        listed = "".join(
-            f"\n  node {node.label}: {'; '.join(reason.text for reason in node.reasons)}"
-            for node in coverage.nodes
-            if not node.taken
-        )
-        raise Refused(
+        check_nodes(
+            [Objection(node.label, node.why) for node in coverage.nodes if not node.taken],
             f"Core ML takes {coverage.text()}, a part of {coverage.share:.2f}; min_coverage asks for "
-            f"{options.min_coverage:g}:{listed}",
+            f"{options.min_coverage:g}",
             "fix free dims with `shapes`, or lower min_coverage",
         )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packager.host import Host
-from packager.room import Missing, Plan, PlanRequest, Runner, RuntimeInfo, Stage
+from packager.room import Answer, Missing, Plan, PlanRequest, Reach, Runner, RuntimeInfo, Stage
 from packager.targets.npu.options import Options
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from packager.targets.npu.infer import Model
 
-__all__ = ["Options", "build", "missing", "plan", "runner"]
+__all__ = ["Options", "build", "missing", "plan", "query", "reach", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
@@ -29,6 +29,13 @@ def missing(host: Host) -> list[Missing]:
     if host.system in ("Linux", "Windows"):
         return []
     return [Missing(f"QNN for {host.system}", "build on Linux or Windows: onnxruntime-qnn has no wheel for others")]
+
+
+def reach(host: Host) -> Reach:
+    """QNN finds NPUs in machines of Qualcomm's, which are Arm's; its x86 libraries have the emulator only."""
+    if host.machine.lower() in ("arm64", "aarch64"):
+        return Reach("runtime")
+    return Reach("emulated", f"QNN's emulator stands in for the NPU on {host.machine}")
 
 
 def plan(request: PlanRequest) -> Plan:
@@ -41,6 +48,20 @@ def plan(request: PlanRequest) -> Plan:
 
     made: Plan = plan_for(request)
     return made
+
+
+def query(plan: Plan, stage: Stage) -> Answer:
+    """Compile, and say which nodes QNN leaves to the CPU. Meant for a process of its own.
+
+    Raises:
+        BuildError: QNN refused the model, or leaves nodes to the CPU that may not go there; they are named.
+    """
+    import importlib.metadata
+
+    from packager.targets.npu.compile import covered
+
+    left = covered(plan, stage).on_cpu
+    return Answer(f"QNN by onnxruntime-qnn {importlib.metadata.version('onnxruntime-qnn')}", left)
 
 
 def build(plan: Plan, stage: Stage) -> None:

@@ -11,7 +11,8 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from packager.errors import BuildError
+from packager.coverage import objections
+from packager.errors import BuildError, node_lines
 from packager.files import clone_file, storage_errors, to_json, write_text
 from packager.graph import Structure
 from packager.model import open_model
@@ -38,6 +39,21 @@ def compile_bundle(plan: Plan, stage: Stage) -> None:
         BuildError: QNN refused the model, or leaves nodes to the CPU that may not go there.
         StorageError: a file could not be written.
     """
+    options = Options.model_validate_json(plan.options)
+    found = covered(plan, stage)
+    with storage_errors("writing the bundle"):
+        clone_file(stage.model, stage.folder / infer.FALLBACK)
+        write_text(stage.folder / COVERAGE, to_json(found.document()))
+        write_loaders(plan, options, stage.folder)
+    ship_loader(Path(infer.__file__), stage.folder)
+
+
+def covered(plan: Plan, stage: Stage) -> Coverage:
+    """Compile into ``stage.folder`` and say which nodes QNN took, all of them but where a fallback is allowed.
+
+    Raises:
+        BuildError: QNN refused the model, or leaves nodes to the CPU that may not go there.
+    """
     model = open_model(stage.model)
     if model.external:
         raise BuildError(
@@ -47,15 +63,13 @@ def compile_bundle(plan: Plan, stage: Stage) -> None:
     options = Options.model_validate_json(plan.options)
     found = compiled(stage.model, stage.folder, options, model.structure)
     if found.on_cpu and not options.allow_fallback:
+        nodes = objections(found.on_cpu, "fallback")
         raise BuildError(
-            f"the NPU doesn't take {len(found.on_cpu)} of {found.nodes} nodes:{found.left_out}",
+            f"the NPU doesn't take {len(nodes)} of {found.nodes} nodes:{node_lines(nodes)}",
             "export the model without them, or set allow_fallback = true",
+            nodes,
         )
-    with storage_errors("writing the bundle"):
-        clone_file(stage.model, stage.folder / infer.FALLBACK)
-        write_text(stage.folder / COVERAGE, to_json(found.document()))
-        write_loaders(plan, options, stage.folder)
-    ship_loader(Path(infer.__file__), stage.folder)
+    return found
 
 
 def compiled(model: Path, folder: Path, options: Options, structure: Structure) -> Coverage:
@@ -95,9 +109,11 @@ def compiled(model: Path, folder: Path, options: Options, structure: Structure) 
         found = read_trace(Path(name), structure)
         del session
     if not (folder / infer.CONTEXT).is_file() or not (folder / infer.BINARY).is_file():
+        nodes = objections(found.on_cpu, "fallback")
         raise BuildError(
-            f"QNN took no node of the model, so there is no context binary{found.left_out}",
+            f"QNN took no node of the model, so there is no context binary{node_lines(nodes)}",
             "choose another target for this model",
+            nodes,
         )
     return found
 

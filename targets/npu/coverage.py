@@ -13,38 +13,30 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from packager.coverage import Covered, document
 from packager.errors import BuildError
 from packager.graph import Structure
 
 TRACE = "qnn_op_trace.json"
+HINT = "each such node costs a trip to the CPU and back; export the model without it"
 
 
 @dataclass(frozen=True)
 class Coverage:
     """What runs where, of ``nodes`` in the optimised graph.
 
-    ``graphs`` counts the parts that the NPU takes, ``on_npu`` QNN's operators in them by type. ``on_cpu`` has the label
-    of each node left out, with the compiler's reason.
+    ``graphs`` counts the parts that the NPU takes, ``on_npu`` QNN's operators in them by type. ``on_cpu`` are the nodes
+    left out, each with the compiler's reason.
     """
 
     nodes: int
     graphs: int
     on_npu: tuple[tuple[str, int], ...]
-    on_cpu: tuple[tuple[str, str], ...]
-
-    @property
-    def left_out(self) -> str:
-        """A line for each node left out."""
-        return "".join(f"\n  node {label}: {reason}" for label, reason in self.on_cpu)
+    on_cpu: tuple[Covered, ...]
 
     def document(self) -> dict[str, object]:
-        """As JSON."""
-        return {
-            "nodes": self.nodes,
-            "graphs": self.graphs,
-            "npu": dict(self.on_npu),
-            "cpu": [{"node": label, "reason": reason} for label, reason in self.on_cpu],
-        }
+        """As ``coverage.json`` has it: as for every kind, with QNN's own operators."""
+        return {**document(self.on_cpu, self.nodes, self.graphs), "npu": dict(self.on_npu)}
 
 
 def read_trace(folder: Path, structure: Structure) -> Coverage:
@@ -72,10 +64,14 @@ def read_trace(folder: Path, structure: Structure) -> Coverage:
             f"QNN doesn't say which nodes it took: {type(error).__name__}: {error}", "install onnxruntime-qnn 2.7"
         ) from error
     labels = {node.name: node.label for node in structure.walk() if node.name}
-    told = {
-        labels.get(plain(name, labels), f"{operator} '{name}'"): plain_reason(reason) for name, operator, reason in left
-    }
-    return Coverage(nodes, graphs, tuple(sorted(operators.items())), tuple(told.items()))
+    told = [
+        Covered(
+            labels.get(plain(name, labels), f"{operator} '{name}'"), operator, "fallback", plain_reason(reason), HINT
+        )
+        for name, operator, reason in left
+    ]
+    on_cpu = {node.node: node for node in told}  # the optimiser may have made several of one
+    return Coverage(nodes, graphs, tuple(sorted(operators.items())), tuple(on_cpu.values()))
 
 
 def plain(name: str, known: dict[str, str]) -> str:

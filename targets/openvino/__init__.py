@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packager.host import Host
-from packager.room import Missing, Plan, PlanRequest, Runner, RuntimeInfo, Stage
+from packager.room import Answer, Covered, Missing, Plan, PlanRequest, Runner, RuntimeInfo, Stage
+from packager.targets.openvino.hazards import REWRITES, rewritten_nodes
 from packager.targets.openvino.options import Options
 from packager.targets.openvino.planning import plan_for
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from packager.targets.openvino.infer import Model
 
-__all__ = ["Options", "build", "missing", "plan", "runner"]
+__all__ = ["Options", "build", "missing", "plan", "query", "remarks", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
@@ -38,6 +39,27 @@ def plan(request: PlanRequest) -> Plan:
     """
     made: Plan = plan_for(request)
     return made
+
+
+def remarks(request: PlanRequest) -> tuple[Covered, ...]:
+    """The nodes that are rewritten for OpenVINO, as the plan's steps name them."""
+    return tuple(
+        Covered(node.label, node.operator, "rewritten", REWRITES[kind])
+        for kind, nodes in rewritten_nodes(request.model.structure).items()
+        for node in nodes
+    )
+
+
+def query(plan: Plan, stage: Stage) -> Answer:
+    """Convert, as a build does, and save nothing. Meant for a process of its own.
+
+    Raises:
+        BuildError: OpenVINO refused; the ONNX nodes are named.
+    """
+    from packager.targets.openvino.convert import queried
+
+    answer: Answer = queried(plan, stage)
+    return answer
 
 
 def build(plan: Plan, stage: Stage) -> None:

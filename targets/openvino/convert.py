@@ -13,10 +13,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packager.errors import BuildError, StorageError
+from packager.errors import BuildError, Objection, StorageError, node_lines
 from packager.graph import Dim, Node, Structure, format_dims
 from packager.model import Model, Signature, TensorSpec, open_model
-from packager.room import Plan, Stage
+from packager.room import Answer, Plan, Stage
 from packager.selfcheck import ship_loader
 from packager.targets.openvino import infer
 from packager.targets.openvino.hazards import rewrites
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 XML, BIN = "model.xml", "model.bin"
 
+NO_RULE = "OpenVINO has no conversion rule for it"
 FILE_READER_GAP = "get_attribute is not implemented for this FrontEnd class"
 """OpenVINO's reader of files can't expand some operators (losses with ``ignore_index``); its reader of memory can."""
 
@@ -41,10 +42,7 @@ def convert(plan: Plan, stage: Stage) -> None:
     infer.load_openvino()
     import openvino
 
-    model = open_model(stage.model)
-    source, structure = _source(model)
-    made = _read(source, model, structure, plan)
-    restore_names(made, structure, plan.signature)
+    made = _converted(plan, stage)
     try:
         openvino.save_model(made, stage.folder / XML, compress_to_fp16=plan.precision == "fp16")
     except RuntimeError as error:
@@ -52,6 +50,38 @@ def convert(plan: Plan, stage: Stage) -> None:
     del made  # and with it the map of the weights
     check_saved(stage.folder, plan.signature)
     ship_loader(Path(infer.__file__), stage.folder)
+
+
+def queried(plan: Plan, stage: Stage) -> Answer:
+    """Convert as :func:`convert` does, then let the CPU plugin say which nodes it can't run.
+
+    Raises:
+        BuildError: OpenVINO refused the model, or its CPU plugin takes some nodes not; they are named.
+    """
+    infer.load_openvino()
+    import openvino
+
+    made = _converted(plan, stage)
+    try:
+        taken = openvino.Core().query_model(made, "CPU")
+    except RuntimeError as error:
+        raise BuildError(f"OpenVINO can't compile the model for CPU: {plain(str(error))}") from error
+    structure = open_model(stage.model).structure
+    left = [each.get_friendly_name() for each in made.get_ordered_ops() if each.get_friendly_name() not in taken]
+    nodes = [Objection(_labels(name, (structure,)), "OpenVINO's CPU plugin doesn't take it") for name in left]
+    if nodes:
+        raise BuildError(
+            f"OpenVINO can't compile the model for CPU:{node_lines(nodes)}", "choose another target for it", nodes
+        )
+    return Answer(f"OpenVINO {openvino.__version__.partition('-')[0]}")
+
+
+def _converted(plan: Plan, stage: Stage) -> openvino.Model:
+    model = open_model(stage.model)
+    source, structure = _source(model)
+    made = _read(source, model, structure, plan)
+    restore_names(made, structure, plan.signature)
+    return made
 
 
 def _source(model: Model) -> tuple[str | io.BytesIO, Structure]:
@@ -97,12 +127,14 @@ def conversion_error(text: str, structures: tuple[Structure, ...], signature: Si
         structures: the graph as the user knows it, then the graph that was converted.
         signature: pinned; its free dims are what can still be pinned.
     """
-    lines = [f"node {_labels(names, structures)}: {reason}" for names, reason in _node_failures(text)]
+    nodes = [Objection(_labels(names, structures), reason) for names, reason in _node_failures(text)]
+    unknown: list[str] = []
     for operators in re.findall(r"No conversion rule found for operations: (.+)", text):
-        for operator in operators.strip().split(", "):
-            lines.extend(_without_rule(re.sub(r"-\d+$", "", operator), structures[0]))
-    if not lines:
-        lines = [plain(text)]
+        for operator in (re.sub(r"-\d+$", "", each) for each in operators.strip().split(", ")):
+            found = _without_rule(operator, structures[0])
+            nodes.extend(found)
+            unknown.extend([] if found else [f"\n  operator {operator}: {NO_RULE}"])
+    lines = node_lines(nodes) + "".join(unknown) or f"\n  {plain(text)}"
     kinds = {node.op_type for node in structures[0].walk()}
     free = [
         dim if isinstance(dim, str) else f"{spec.name}:{axis}"
@@ -113,7 +145,7 @@ def conversion_error(text: str, structures: tuple[Structure, ...], signature: Si
     hint = "choose another target for this model, or export it without these operators"
     if free and (kinds & {"If", "Loop", "Scan"} or "rank" in text or "dynamic" in text):
         hint = f"pin the free dims with `shapes` in the manifest ({', '.join(dict.fromkeys(free))}), or {hint}"
-    return BuildError("OpenVINO can't convert the model:" + "".join(f"\n  {line}" for line in lines), hint)
+    return BuildError(f"OpenVINO can't convert the model:{lines}", hint, nodes)
 
 
 def _node_failures(text: str) -> list[tuple[str, str]]:
@@ -135,18 +167,16 @@ def _labels(names: str, structures: tuple[Structure, ...]) -> str:
     return f"'{names}'"
 
 
-def _without_rule(operator: str, structure: Structure) -> list[str]:
-    """One line per node of an operator OpenVINO has no rule for; its own helper operators stand for sequences."""
+def _without_rule(operator: str, structure: Structure) -> list[Objection]:
+    """The nodes of an operator OpenVINO has no rule for; its own helper operators stand for sequences."""
     if operator.startswith("util::"):
         nodes = [node for node in structure.walk() if "Sequence" in node.op_type]
-        return [f"node {node.label}: OpenVINO can't resolve this use of sequences" for node in nodes]
+        return [Objection(node.label, "OpenVINO can't resolve this use of sequences") for node in nodes]
 
     def is_it(node: Node) -> bool:
         return operator in (node.operator, f"{node.domain}.{node.op_type}")
 
-    nodes = [node for node in structure.walk() if is_it(node)]
-    reason = "OpenVINO has no conversion rule for it"
-    return [f"node {node.label}: {reason}" for node in nodes] or [f"operator {operator}: {reason}"]
+    return [Objection(node.label, NO_RULE) for node in structure.walk() if is_it(node)]
 
 
 def plain(text: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from packager.errors import Objection
 from packager.graph import Node, Structure, Tensor, Value
 from packager.room import Limits
 
@@ -46,14 +47,6 @@ class Scoped:
     opset: int
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A node and what is the matter with it, as the end of a sentence."""
-
-    node: Node
-    reason: str
-
-
 def scoped_nodes(structure: Structure) -> Iterator[Scoped]:
     """Every node in file order: main graph, subgraphs in place, then local functions with their own operator set."""
     opset = structure.opset() or 0
@@ -67,7 +60,7 @@ def scoped_nodes(structure: Structure) -> Iterator[Scoped]:
                 yield from (Scoped(deep, own) for deep in inner.walk())
 
 
-def refusals(structure: Structure, limits: Limits) -> list[Finding]:
+def refusals(structure: Structure, limits: Limits) -> list[Objection]:
     """Nodes that never convert or are always computed wrongly, in file order."""
     constants = constant_values(structure)
     local = {(function.domain, function.name) for function in structure.functions}
@@ -78,7 +71,7 @@ def refusals(structure: Structure, limits: Limits) -> list[Finding]:
             continue
         reason = _listed(node, limits) or ("" if node.domain else _refused(scoped, constants))
         if reason:
-            found.append(Finding(node, reason))
+            found.append(Objection(node.label, reason))
     return found
 
 
@@ -143,14 +136,24 @@ def rewrite_of(scoped: Scoped, ranks: Mapping[str, int]) -> str | None:
 
 
 def rewrites(structure: Structure) -> dict[str, list[str]]:
-    """What will be rewritten: kinds of :data:`REWRITES`, in that order, each with its nodes' labels."""
-    ranks = known_ranks(structure)
-    found: dict[str, list[str]] = {kind: [] for kind in REWRITES}
+    """What will be rewritten: kinds of :data:`REWRITES`, in that order, each with its nodes' labels, or, for those that
+    are inlined, the functions' names."""
+    nodes = rewritten_nodes(structure)
+    found = {kind: [node.label for node in nodes.get(kind, ())] for kind in REWRITES}
     found["inline"] = sorted({f"{function.domain}.{function.name}" for function in structure.functions})
+    return {kind: labels for kind, labels in found.items() if labels}
+
+
+def rewritten_nodes(structure: Structure) -> dict[str, list[Node]]:
+    """The nodes that will be rewritten, by kind of :data:`REWRITES`; calls of local functions are inlined."""
+    ranks = known_ranks(structure)
+    local = {(function.domain, function.name) for function in structure.functions}
+    found: dict[str, list[Node]] = {kind: [] for kind in REWRITES}
     for scoped in scoped_nodes(structure):
-        kind = rewrite_of(scoped, ranks)
+        node = scoped.node
+        kind = "inline" if (node.domain, node.op_type) in local else rewrite_of(scoped, ranks)
         if kind is not None:
-            found[kind].append(scoped.node.label)
+            found[kind].append(node)
     return {kind: nodes for kind, nodes in found.items() if nodes}
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from packager.errors import Refused
+from packager.errors import Objection, Refused
 from packager.graph import format_dims
-from packager.limits import check_versions
+from packager.limits import check_nodes, check_versions
 from packager.model import Model, Signature
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
-from packager.targets.openvino.hazards import REWRITES, Finding, notes, refusals, rewrites
+from packager.targets.openvino.hazards import REWRITES, notes, refusals, rewrites
 from packager.targets.openvino.options import Options
 
 WIDE = {"int64": "32-bit integers", "uint64": "32-bit integers", "float64": "float32"}
@@ -49,13 +49,11 @@ def _check_signature(signature: Signature, limits: Limits) -> None:
         )
 
 
-def _check_nodes(found: list[Finding]) -> None:
-    if not found:
-        return
-    listed = "".join(f"\n  node {finding.node.label}: {finding.reason}" for finding in found)
+def _check_nodes(found: list[Objection]) -> None:
     word = "node" if len(found) == 1 else "nodes"
-    raise Refused(
-        f"OpenVINO can't take {len(found)} {word} of the model:{listed}",
+    check_nodes(
+        found,
+        f"OpenVINO can't take {len(found)} {word} of the model",
         "export the model without them, or choose a target whose runtime has them (ONNX Runtime based ones do)",
     )
 

@@ -14,15 +14,26 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from packager.host import Host
-from packager.room import Missing, Plan, PlanRequest, Runner, Stage
+from packager.room import Answer, Covered, Missing, Plan, PlanRequest, Reach, Runner, Stage
 from packager.targets.tensorrt.options import Options
 
-__all__ = ["Options", "build", "missing", "plan", "runner"]
+__all__ = ["Options", "build", "missing", "plan", "query", "reach", "remarks", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
     """Nothing beyond the Python packages that ``target.toml`` requires; TensorRT proper is an option's business."""
     return []
+
+
+def reach(host: Host) -> Reach:
+    """The engine where a GPU can run it, else what is known of it from building."""
+    from packager.targets.tensorrt.fit import load_cuda, look
+
+    lacking = look("", load_cuda(), "rtx").lacking
+    if not lacking:
+        return Reach("runtime")
+    why = f"the engine isn't executed here, model.onnx answers in its place: {'; '.join(lacking)}"
+    return Reach("structural", why)
 
 
 def plan(request: PlanRequest) -> Plan:
@@ -36,6 +47,27 @@ def plan(request: PlanRequest) -> Plan:
 
     made: Plan = plan_for(request)
     return made
+
+
+def remarks(request: PlanRequest) -> tuple[Covered, ...]:
+    """The nodes that are rewritten for TensorRT, as the plan's steps name them."""
+    from packager.targets.tensorrt.rules import rewritten_nodes
+
+    found = rewritten_nodes(request.model.structure)
+    return tuple(Covered(node.label, node.operator, "rewritten", title) for node, title in found)
+
+
+def query(plan: Plan, stage: Stage) -> Answer:
+    """Parse, as a build does, and build no engine. Meant for a process of its own.
+
+    Raises:
+        Refused: TensorRT's parser can't take nodes; each is named.
+        ToolchainMissing: the builder's library isn't here.
+    """
+    from packager.targets.tensorrt.building import queried
+
+    answer: Answer = queried(plan, stage)
+    return answer
 
 
 def build(plan: Plan, stage: Stage) -> None:

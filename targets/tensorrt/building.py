@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from packager.errors import BuildError, Refused, StorageError, ToolchainMissing
+from packager.errors import BuildError, Objection, Refused, StorageError, ToolchainMissing
 from packager.files import storage_errors, to_json, write_text
 from packager.model import Model, Signature, open_model
 from packager.render import render
-from packager.room import Plan, Stage, kind_named
+from packager.room import Answer, Plan, Stage, kind_named
 from packager.selfcheck import ship_loader
 from packager.targets.tensorrt import compile as compiling
 from packager.targets.tensorrt import fit, infer
@@ -61,6 +61,25 @@ def build_bundle(plan: Plan, stage: Stage) -> None:
     beside = {"fit.py": Path(fit.__file__), "build.py": Path(compiling.__file__)}
     ship_loader(Path(infer.__file__), stage.folder, beside, package=__package__)
     _write_templates(plan, stage, sidecar)
+
+
+def queried(plan: Plan, stage: Stage) -> Answer:
+    """Place the model as :func:`build_bundle` does, and let the parser read it.
+
+    Raises:
+        Refused: the parser can't take nodes; each is named, with its reason.
+        ToolchainMissing: the builder's library isn't here.
+    """
+    options = Options.model_validate_json(plan.options)
+    chosen = choose(options)
+    onnx = _place_model(stage)
+    name, trt = _library(chosen.builder)
+    judge = f"{name} {trt.__version__}"
+    try:
+        compiling.parse_only(trt, onnx, _wanted(plan, stage, open_model(onnx), options, chosen))
+    except compiling.Unsupported as error:
+        raise _refused(judge, error, onnx, plan) from error
+    return Answer(f"the parser of {judge}")
 
 
 def _place_model(stage: Stage) -> Path:
@@ -126,21 +145,14 @@ def _wide_constants(path: Path) -> list[str]:
 
 def _compile(onnx: Path, sidecar: Mapping[str, Any], plan: Plan) -> tuple[bytes, dict[str, Any]]:
     """The engine, and what building adds to ``engine.json``."""
-    name = fit.NAMES[sidecar["builder"]]
-    trt = fit.load_library(sidecar["builder"])
-    if trt is None:
-        raise ToolchainMissing(f"{name} can't be imported", "pip install 'packager[tensorrt]'")
+    name, trt = _library(sidecar["builder"])
     try:
         facts = compiling.shipped_facts(trt, sidecar["builder"])
         made = compiling.compile_engine(trt, onnx, sidecar)
     except compiling.Missing as error:
         raise ToolchainMissing(f"can't build an engine by {name}: {error}", "build on the GPU machine") from error
     except compiling.Unsupported as error:
-        listed = "".join(f"\n  {line}" for line in str(error).split("\n"))
-        raise Refused(
-            f"{name} {trt.__version__} can't take the model:{listed}",
-            _values_hint(plan, str(error)) or "export the model without them, or choose another target",
-        ) from error
+        raise _refused(f"{name} {trt.__version__}", error, onnx, plan) from error
     except compiling.Failed as error:
         raise BuildError(
             f"{name} {trt.__version__} can't build the engine: {error}", _failed_hint(str(error))
@@ -153,6 +165,32 @@ def _compile(onnx: Path, sidecar: Mapping[str, Any], plan: Plan) -> tuple[bytes,
     if sidecar["builder"] == "rtx":
         facts["cuda"] = kind_named(plan.kind).facts.pins["cuda"]
     return made.data, {**facts, "bindings": list(made.bindings)}
+
+
+def _library(builder: str) -> tuple[str, Any]:
+    """What the builder's library is called, and its module.
+
+    Raises:
+        ToolchainMissing: it isn't here.
+    """
+    name = fit.NAMES[builder]
+    trt = fit.load_library(builder)
+    if trt is None:
+        raise ToolchainMissing(f"{name} can't be imported", "pip install 'packager[tensorrt]'")
+    return name, trt
+
+
+def _refused(parser: str, error: compiling.Unsupported, onnx: Path, plan: Plan) -> Refused:
+    listed = "".join(f"\n  {line}" for line in str(error).split("\n"))
+    graph = open_model(onnx).structure.graph
+    labels = {node.name: node.label for node in graph.walk() if node.name}
+    nodes = [
+        Objection(labels.get(each.name) or graph.nodes[each.number].label, each.reason)
+        for each in error.nodes
+        if each.operator and (each.name in labels or 0 <= each.number < len(graph.nodes))
+    ]
+    hint = _values_hint(plan, str(error)) or "export the model without them, or choose another target"
+    return Refused(f"{parser} can't take the model:{listed}", hint, nodes)
 
 
 def _values_hint(plan: Plan, message: str) -> str:

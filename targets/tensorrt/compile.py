@@ -37,8 +37,29 @@ class Missing(Exception):
     """The library isn't here."""
 
 
+@dataclass(frozen=True)
+class Unparsed:
+    """A node that the parser can't take: operator, name (may be empty), place in the main graph, and its reason.
+
+    No ``operator``: the parser doesn't say which node it is.
+    """
+
+    operator: str
+    name: str
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"node {self.operator} '{self.name or f'number {self.number}'}'" if self.operator else "the model"
+        return f"{where}: {self.reason}"
+
+
 class Unsupported(Exception):
-    """The parser, or a rule, refuses nodes; the message has a line for each."""
+    """The parser, or a rule, refuses nodes; the message has a line for each, ``nodes`` those of the parser."""
+
+    def __init__(self, message: str, nodes: tuple[Unparsed, ...] = ()) -> None:
+        super().__init__(message)
+        self.nodes = nodes
 
 
 class Failed(Exception):
@@ -87,11 +108,7 @@ def compile_engine(trt: Any, onnx: Path, wanted: Mapping[str, Any], timing_cache
     logger = _logger(trt)
     logger.errors.clear()
     builder = trt.Builder(logger)
-    _check_release(trt, wanted)
-    network, parser = _network(trt, builder, logger)
-    if not parser.parse_from_file(str(onnx)):
-        raise Unsupported("\n".join(_refusals(trt, builder, logger, onnx) or logger.errors or ["it gives no reason"]))
-    _check_senses(trt, network, wanted)
+    network, _parser = _parse(trt, builder, onnx, wanted)  # the parser owns weights of the network
     bindings = tuple(_bindings(network))
     config = _configured(trt, builder, wanted, timing_cache)
     _give_profile(builder, config, bindings, wanted["profiles"])
@@ -101,6 +118,29 @@ def compile_engine(trt: Any, onnx: Path, wanted: Mapping[str, Any], timing_cache
     if timing_cache is not None and wanted["builder"] == "tensorrt":
         timing_cache.write_bytes(bytes(memoryview(config.get_timing_cache().serialize())))
     return Built(bytes(memoryview(data)), bindings)
+
+
+def parse_only(trt: Any, onnx: Path, wanted: Mapping[str, Any]) -> None:  # noqa: ANN401
+    """Parse and build nothing.
+
+    Raises:
+        Unsupported: the parser can't take nodes, each of which is told, or reads some in another sense.
+    """
+    logger = _logger(trt)
+    logger.errors.clear()
+    _parse(trt, trt.Builder(logger), onnx, wanted)
+
+
+def _parse(trt: Any, builder: Any, onnx: Path, wanted: Mapping[str, Any]) -> tuple[Any, Any]:  # noqa: ANN401
+    """The network, and the parser that filled it."""
+    logger = _logger(trt)
+    _check_release(trt, wanted)
+    network, parser = _network(trt, builder, logger)
+    if not parser.parse_from_file(str(onnx)):
+        nodes = _refusals(trt, builder, logger, onnx)
+        raise Unsupported("\n".join(map(str, nodes)) or "\n".join(logger.errors) or "it gives no reason", nodes)
+    _check_senses(trt, network, wanted)
+    return network, parser
 
 
 def _network(trt: Any, builder: Any, logger: Any) -> tuple[Any, Any]:  # noqa: ANN401
@@ -120,19 +160,17 @@ def _check_release(trt: Any, wanted: Mapping[str, Any]) -> None:  # noqa: ANN401
         )
 
 
-def _refusals(trt: Any, builder: Any, logger: Any, onnx: Path) -> list[str]:  # noqa: ANN401
+def _refusals(trt: Any, builder: Any, logger: Any, onnx: Path) -> tuple[Unparsed, ...]:  # noqa: ANN401
     """Every node the parser can't take, with its reason; parsing itself stops at the first."""
     _, parser = _network(trt, builder, logger)
     parser.supports_model_v2(onnx.read_bytes(), str(onnx))
-    lines = []
+    found = []
     for index in range(parser.num_errors):
         error = parser.get_error(index)
         reason = " ".join(str(error.desc()).split())
         told = "it has no importer for the operator" if reason in ("false", "") else reason
-        name = error.node_name() or f"number {error.node()}"
-        where = f"node {error.node_operator()} '{name}'" if error.node_operator() else "the model"
-        lines.append(f"{where}: {told}")
-    return list(dict.fromkeys(lines))
+        found.append(Unparsed(error.node_operator() or "", error.node_name() or "", error.node(), told))
+    return tuple(dict.fromkeys(found))
 
 
 def _check_senses(trt: Any, network: Any, wanted: Mapping[str, Any]) -> None:  # noqa: ANN401

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from packager.errors import Refused
-from packager.limits import check_operators, check_versions
+from packager.errors import Objection, Refused
+from packager.limits import check_nodes, check_operators, check_versions
 from packager.model import Signature
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
 from packager.targets.tensorrt.library import Chosen, choose
 from packager.targets.tensorrt.options import Options
 from packager.targets.tensorrt.profiles import Profile, dim_keys, profiles_for
-from packager.targets.tensorrt.rules import Finding, notes, refusals, rewrites
+from packager.targets.tensorrt.rules import notes, refusals, rewrites
 
 READER = "TensorRT's ONNX parser"
 
@@ -53,14 +53,13 @@ def _check_signature(signature: Signature, limits: Limits) -> None:
         )
 
 
-def _check_nodes(found: list[Finding]) -> None:
-    if found:
-        listed = "".join(f"\n  node {finding.node.label}: {finding.reason}" for finding in found)
-        word = "node" if len(found) == 1 else "nodes"
-        raise Refused(
-            f"TensorRT can't take {len(found)} {word} of the model:{listed}",
-            "export the model without them; quantise with precision = \"int8-static\" or export symmetric int8",
-        )  # fmt: skip
+def _check_nodes(found: list[Objection]) -> None:
+    word = "node" if len(found) == 1 else "nodes"
+    check_nodes(
+        found,
+        f"TensorRT can't take {len(found)} {word} of the model",
+        "export the model without them; quantise with precision = \"int8-static\" or export symmetric int8",
+    )  # fmt: skip
 
 
 def _check_options(options: Options) -> None:

@@ -8,8 +8,8 @@ takes: each was found by parsing a small model with TensorRT for RTX 1.7.1 and l
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from packager.errors import Objection
 from packager.graph import Graph, Node, Structure, Tensor
 
 UNSIGNED = ("uint8", "uint16", "uint4", "int16")
@@ -18,15 +18,7 @@ UNSIGNED = ("uint8", "uint16", "uint4", "int16")
 CARRIERS = ("QuantizeLinear", "DequantizeLinear")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A node and what is the matter with it, as the end of a sentence."""
-
-    node: Node
-    reason: str
-
-
-def refusals(structure: Structure) -> list[Finding]:
+def refusals(structure: Structure) -> list[Objection]:
     """Nodes that TensorRT would compute wrongly, or that aren't ONNX's own, in file order."""
     constants = dict(constant_values(structure.graph))
     makers = {output: node for node in structure.graph.walk() for output in node.outputs if output}
@@ -34,7 +26,7 @@ def refusals(structure: Structure) -> list[Finding]:
     for node in structure.walk():
         reason = _refused(node, constants) or _uneven_branches(node, makers, constants)
         if reason:
-            found.append(Finding(node, reason))
+            found.append(Objection(node.label, reason))
     return found
 
 
@@ -108,15 +100,21 @@ def rewrites(structure: Structure) -> dict[str, list[str]]:
     A dim that an exporter knows nothing of has no name here, but may be called ``?`` in the file, as all such are.
     """
     found: dict[str, list[str]] = {}
-    constants = dict(constant_values(structure.graph))
     nameless = [value.name for value in structure.graph.inputs if None in (value.type.dims or ())]
     if nameless:
         found["Leaving nameless dims without a name, since TensorRT takes dims of one name for one size"] = nameless
+    for node, title in rewritten_nodes(structure):
+        found.setdefault(title, []).append(node.label)
+    return found
+
+
+def rewritten_nodes(structure: Structure) -> Iterator[tuple[Node, str]]:
+    """Every node that will be rewritten, with the title of the step that does it."""
+    constants = dict(constant_values(structure.graph))
     for node in structure.graph.walk():
         title = _rewrite_title(node, constants)
         if title:
-            found.setdefault(title, []).append(node.label)
-    return found
+            yield node, title
 
 
 def _rewrite_title(node: Node, constants: Mapping[str, Tensor]) -> str:

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from packager.host import Host
-from packager.room import Missing, Plan, PlanRequest, Runner, Stage
+from packager.room import Missing, Plan, PlanRequest, Reach, Runner, Stage
 from packager.targets.triton.options import Options
 
-__all__ = ["Options", "build", "missing", "plan", "remote", "runner"]
+__all__ = ["Options", "build", "missing", "plan", "reach", "remote", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
@@ -26,6 +26,16 @@ def missing(host: Host) -> list[Missing]:
 
     found: list[Missing] = missing_parts(host)
     return found
+
+
+def reach(host: Host) -> Reach:
+    """Triton's own onnxruntime backend where there is one, else the stand-in for it."""
+    from packager.targets.triton.kit import BACKENDS_VARIABLE, find_program
+
+    program = find_program()
+    if program is not None and program.backends is not None:
+        return Reach("runtime")
+    return Reach("emulated", f"a stand-in hosts the model; {BACKENDS_VARIABLE} names a folder with the real backend")
 
 
 def plan(request: PlanRequest) -> Plan:

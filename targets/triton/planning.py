@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from packager.errors import Refused
+from packager.errors import Objection, Refused
 from packager.graph import Node, Structure, format_dims
-from packager.limits import check_operators, check_versions
+from packager.limits import check_nodes, check_operators, check_versions
 from packager.model import Signature, open_model
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.rows import fixed_batch
@@ -85,13 +85,9 @@ def _check_quantised(structure: Structure, reader: str) -> None:
             and is_byte(rounding.get(node.outputs[0]), "QuantizeLinear")
         )
 
-    found = [node.label for node in nodes if node.op_type == "QLinearMatMul" or is_fused(node)]
-    if found:
-        raise Refused(
-            f"{reader} has no QLinearMatMul of operator set {NO_QLINEAR}, and runs as one:"
-            + "".join(f"\n  node {label}" for label in found),
-            f"export the model for operator set {NO_QLINEAR - 1}",
-        )
+    reason = f"there is no QLinearMatMul of operator set {NO_QLINEAR}, and it is run as one"
+    found = [Objection(node.label, reason) for node in nodes if node.op_type == "QLinearMatMul" or is_fused(node)]
+    check_nodes(found, f"{reader} can't run the model", f"export the model for operator set {NO_QLINEAR - 1}")
 
 
 def _check_signature(signature: Signature, limits: Limits) -> None:

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from packager.host import Host
-from packager.room import Missing, Plan, PlanRequest, Runner, Stage
+from packager.room import Missing, Plan, PlanRequest, Reach, Runner, Stage
 from packager.targets.web.options import Options
 from packager.targets.web.planning import plan_for
 
-__all__ = ["Options", "build", "missing", "plan", "runner"]
+__all__ = ["Options", "build", "missing", "plan", "reach", "runner"]
 
 
 def missing(host: Host) -> list[Missing]:
@@ -28,6 +28,13 @@ def missing(host: Host) -> list[Missing]:
     if find_browser() is None and find_node() is None:
         return [Missing("a Chromium browser, or Node", HOW)]
     return []
+
+
+def reach(host: Host) -> Reach:
+    """A browser's own runtime where there is one, else Node's."""
+    from packager.targets.web.browser import HOW, find_browser
+
+    return Reach("runtime") if find_browser() is not None else Reach("emulated", f"Node stands in for a browser; {HOW}")
 
 
 def plan(request: PlanRequest) -> Plan:

@@ -15,14 +15,16 @@ from onnx import TensorProto, helper, numpy_helper
 from packager.errors import Refused
 from packager.golden_synth import synthesise
 from packager.graph import ValueType
+from packager.host import this_host
 from packager.model import open_model
-from packager.room import Plan, PlanRequest, kind_named
+from packager.room import Plan, PlanRequest, Reach, kind_named, reach_of
 from packager.targets.ios import toolchain
-from packager.targets.ios.coverage import MAX_SIZE, Coverage, coverage_of, types_of
+from packager.targets.ios.coverage import MAX_SIZE, Coverage, coverage_of, inside, types_of
 from packager.targets.ios.mlpackage import deployment
 from packager.targets.ios.names import KEYWORDS, alike, identifiers, module_name
 from packager.targets.ios.operators import TAKEN
 from packager.targets.ios.options import Options
+from packager.targets.ios.toolchain import Toolchain
 from tests.builders import BOOL, FLOAT, INT64, STRING, model, save, value
 
 ROOT = Path(__file__).parents[2]
@@ -200,6 +202,21 @@ def test_a_free_batch_is_told_with_its_cost_and_the_line_to_add(tmp_path: Path):
     assert re.search(r'under \[targets\.phone\]: shapes = \{ batch = \d+, "x:1" = \d+ \}$', note)
 
 
+def test_what_is_inside_a_branch_stays_with_the_node_that_holds_it(tmp_path: Path):
+    branches = [
+        helper.make_graph([helper.make_node(operator, ["x"], [f"{operator}_y"], name=f"in {operator}")], operator, [],
+                          [value(f"{operator}_y", FLOAT, [3])])
+        for operator in ("Relu", "Exp")
+    ]  # fmt: skip
+    which = helper.make_node("If", ["c"], ["y"], name="which", then_branch=branches[0], else_branch=branches[1])
+    proto = model([which], [value("x", FLOAT, [3]), value("c", BOOL, [])], [value("y", FLOAT, [3])])
+    structure = open_model(save(proto, tmp_path / "m.onnx")).structure
+    assert sorted((node.node, node.state, node.reason) for node in inside(structure)) == [
+        ("Exp 'in Exp'", "fallback", "it is inside If 'which', which stays on the CPU"),
+        ("Relu 'in Relu'", "fallback", "it is inside If 'which', which stays on the CPU"),
+    ]
+
+
 def test_min_coverage_is_a_gate_that_names_the_nodes(tmp_path: Path):
     nodes = [helper.make_node("Relu", ["x"], ["h"], name="act"), helper.make_node("Det", ["h"], ["y"], name="det")]
     proto = model(nodes, [value("x", shape=[2, 2])], [value("y", shape=[])])
@@ -305,3 +322,12 @@ def test_generated_code_uses_nothing_of_the_runtime_beyond_that_surface():
     library = (ROOT / "templates/ios/library/Session.swift").read_text()
     used = set(re.findall(r"\bORT\w+", library))
     assert used and used <= set(re.findall(r"\bORT\w+", " ".join(SYMBOLS)))
+
+
+def test_what_verification_reaches_here_is_swift_or_the_model_file(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("packager.targets.ios.toolchain.find_toolchain", lambda: Toolchain(None))
+    assert reach_of(kind_named("ios"), this_host()) == Reach("emulated")
+    monkeypatch.setattr("packager.targets.ios.toolchain.find_toolchain", lambda: None)
+    assert reach_of(kind_named("ios"), this_host()) == Reach(
+        "proxy", "no Swift toolchain is here: make swift-toolchain"
+    )

@@ -92,11 +92,11 @@ def test_refused_operators_are_rewritten_exactly_and_then_all_is_taken(fitted: t
     result, folder = fitted
     assert result.status == "passed" and result.verdict is not None and result.verdict.level == "proxy"
     document = json.loads((folder / "coverage.json").read_text())
-    assert document["before"]["taken"] == 0 and document["before"]["nodes"] == 10
-    assert document["after"]["taken"] == document["after"]["nodes"] and document["after"]["partitions"] == 1
-    operators = {node["operator"]: node["reasons"] for node in document["before"]["on the CPU"]}
-    assert operators["Flatten"][0] == {"cause": "operator", "text": "the provider has no Flatten"}
-    assert operators["Conv"][0]["cause"] == "dynamic shape"
+    assert document["before"]["states"] == {"supported": 0, "fallback": 10} and document["before"]["nodes"] == 10
+    assert document["after"]["left"] == [] and document["after"]["parts"] == 1
+    reasons = {node["operator"]: node["reason"] for node in document["before"]["left"]}
+    assert reasons["Flatten"] == "the provider has no Flatten"
+    assert reasons["Conv"] == "'x' has free dims [batch, 3, 8, 8]"
     (note,) = [note for note in result.notes if note.startswith("rewritten for Core ML")]
     for name in ("BatchNormalization", "HardSwish", "HardSigmoid", "Neg", "Abs", "Min", "Flatten", "Gather"):
         assert f"1 {name}" in note
@@ -261,7 +261,7 @@ def test_half_precision_stays_half_in_both_models(tmp_path: Path):
     dtypes = {array.dtype.name for array in read_program(folder / PACKAGE).constants.values()}
     assert "float16" in dtypes
     after = json.loads((folder / "coverage.json").read_text())["after"]
-    assert after["taken"] == after["nodes"] and after["partitions"] == 1
+    assert after["left"] == [] and after["parts"] == 1
     runtime = verdict_of(folder)["runtime"]
     assert isinstance(runtime, dict) and "carried out" in runtime["core_ml_package"]
 
@@ -323,8 +323,9 @@ def test_a_real_model(corpus: Path, tmp_path: Path):
     result = built(tmp_path / "orientation.onnx", tmp_path / "dist", settings)
     assert result.status == "passed", result.message
     document = json.loads((folder_of(result, tmp_path / "dist") / "coverage.json").read_text())
-    assert document["after"]["taken"] == document["after"]["nodes"] > 200 and document["after"]["partitions"] == 1
-    assert document["before"]["taken"] < 30
+    after = document["after"]
+    assert after["left"] == [] and after["states"]["supported"] == after["nodes"] > 200 and after["parts"] == 1
+    assert document["before"]["states"]["supported"] < 30
     assert document["core ml package"] == {"made": True, "reason": "", "names": {"x": "x", **_output(document)}}
     assert kind_named("ios").facts.level == "emulated"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from packager.errors import BuildError, ManifestError, Refused
 from packager.goldens import GoldenSet
 from packager.host import Host
 from packager.model import open_model
-from packager.room import Plan, PlanRequest, kind_named
+from packager.room import Plan, PlanRequest, Reach, kind_named, reach_of
 from packager.targets import npu as room
 from packager.targets.npu import infer
 from packager.targets.npu.chips import CHIPS, chip
@@ -131,12 +132,15 @@ def test_nodes_left_out_have_their_own_names_and_qnns_reason(tmp_path: Path):
     (tmp_path / TRACE).write_text(json.dumps(trace))
     found = read_trace(tmp_path, open_model(path).structure)
     assert (found.nodes, found.graphs, found.on_npu) == (9, 1, (("Conv2d", 2), ("Quantize", 1)))
-    assert found.on_cpu == (
-        ("Celu 'odd'", "Operators of type `Celu` are not supported by QNN EP"),
-        ("Relu 'act_2'", "QNN gives no reason"),
-        ("Transpose 'made_by_the_optimiser'", "too large"),
-    )
-    assert found.document()["cpu"] == [{"node": label, "reason": reason} for label, reason in found.on_cpu]
+    assert [(node.node, node.operator, node.reason) for node in found.on_cpu] == [
+        ("Celu 'odd'", "Celu", "Operators of type `Celu` are not supported by QNN EP"),
+        ("Relu 'act_2'", "Relu", "QNN gives no reason"),
+        ("Transpose 'made_by_the_optimiser'", "Transpose", "too large"),
+    ]
+    assert {node.state for node in found.on_cpu} == {"fallback"}
+    told = found.document()
+    assert told["schema"] == "packager.coverage/1" and told["states"] == {"supported": 6, "fallback": 3}
+    assert told["left"] == [asdict(node) for node in found.on_cpu] and told["npu"] == {"Conv2d": 2, "Quantize": 1}
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"unsupported_nodes": [{}]}'])
@@ -162,3 +166,9 @@ def test_settings_of_the_loaders_are_those_of_the_build():
         "offload_graph_io_quantization": "0", "soc_model": "52",
     }  # fmt: skip
     assert "soc_model" not in infer.provider_options(Options().model_dump(), "lib")
+
+
+def test_what_verification_reaches_here_is_the_emulator_but_on_arm():
+    found = reach_of(kind_named("npu"), Host("Linux", "x86_64", "", (), 1, "3.11"))
+    assert found.level == "emulated" and "emulator" in found.reason
+    assert reach_of(kind_named("npu"), Host("Windows", "ARM64", "", (), 1, "3.11")) == Reach("runtime")

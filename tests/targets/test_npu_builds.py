@@ -102,7 +102,7 @@ def test_a_network_is_compiled_and_run_in_the_emulator(made: tuple[Path, TargetR
     assert roles["model.qdq.onnx"] == "fallback model" and "file" not in roles.values()
     assert not [name for name in roles if name.endswith((".so", ".dll"))], "Qualcomm's libraries are not ours to ship"
     coverage = json.loads((folder / "coverage.json").read_text())
-    assert coverage["cpu"] == [] and coverage["graphs"] == 1
+    assert coverage["left"] == [] and coverage["parts"] == 1
     assert coverage["npu"]["Conv2d"] == 1 and "Batchnorm" not in coverage["npu"]
 
 
@@ -224,8 +224,22 @@ def test_a_node_the_npu_does_not_take_is_named_or_falls_back(tmp_path: Path):
     assert result.status == "passed", result.message
     folder = tmp_path / "dist/net-0.0.0-npu"
     coverage = json.loads((folder / "coverage.json").read_text())
-    assert [entry["node"] for entry in coverage["cpu"]] == ["Asinh 'odd one'"] and coverage["graphs"] == 2
+    assert [entry["node"] for entry in coverage["left"]] == ["Asinh 'odd one'"] and coverage["parts"] == 2
     assert "disable_cpu_ep_fallback" not in (folder / "cpp/main.cpp").read_text()
+
+
+def test_coverage_is_what_the_compiler_says(tmp_path: Path):
+    odd(tmp_path)
+    _, built = build(tmp_path, golden=None)
+    (found,) = packager.cover(tmp_path / "net.onnx", targets=["npu"]).targets
+    assert (found.refusal, found.hint) == (built.message, built.hint)
+    assert [(node.node, node.reason) for node in found.nodes if node.state == "refused"] == [
+        ("Asinh 'odd one'", "Operators of type `Asinh` are not supported by QNN EP")
+    ]
+    manifest = '[model]\npath = "net.onnx"\n[targets.npu]\nallow_fallback = true\n'
+    (tmp_path / "packager.toml").write_text(manifest)
+    (found,) = packager.cover(manifest=tmp_path / "packager.toml", targets=["npu"]).targets
+    assert found.verdict == "builds, 1 node not on the accelerator" and "onnxruntime-qnn" in found.judges[1]
 
 
 def test_inputs_of_other_dtypes_and_scalars(tmp_path: Path):
@@ -285,4 +299,4 @@ def test_a_real_classifier_keeps_its_answers(tmp_path: Path, corpus: Path):
     assert result.verdict.level == "emulated"
     assert (result.verdict.cosine or 0) > 0.9999 and result.verdict.target is not None
     coverage = json.loads((tmp_path / "dist/orientation-2.0.0-npu/coverage.json").read_text())
-    assert coverage["cpu"] == [] and coverage["npu"]["Conv2d"] > 40
+    assert coverage["left"] == [] and coverage["npu"]["Conv2d"] > 40

@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from packager.bundle import seal
-from packager.errors import BuildError, Refused, VerificationError
+from packager.errors import BuildError, Objection, Refused, VerificationError
 from packager.goldens import GoldenSet
 from packager.model import open_model
 from packager.render import render
@@ -652,6 +652,7 @@ def test_an_operator_unknown_to_openvino_fails_the_build_by_node_name(tmp_path: 
     assert caught.value.message == (
         "OpenVINO can't convert the model:\n  node com.example.Foo 'mine': OpenVINO has no conversion rule for it"
     )
+    assert caught.value.nodes == (Objection("com.example.Foo 'mine'", "OpenVINO has no conversion rule for it"),)
 
 
 def test_a_node_openvino_rejects_is_named_without_its_source_places(tmp_path: Path) -> None:

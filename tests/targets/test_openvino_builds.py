@@ -291,3 +291,12 @@ def test_a_coarse_kernel_of_the_reference_is_no_false_alarm(corpus: Path, tmp_pa
     settled = {case["outputs_from"] for case in golden["cases"]} - {"reference"}
     assert settled <= {"ONNX reference evaluator"}
     assert bool(settled) == any("ONNX's own reference evaluator" in note for note in result.notes)
+
+
+def test_coverage_is_what_conversion_says(corpus: Path, tmp_path: Path) -> None:
+    """The branches of the voice detector: their ranks stay unknown, which only conversion finds."""
+    _, result = build(corpus / "silero_vad_16k.onnx", tmp_path / "dist")
+    (found,) = packager.cover(corpus / "silero_vad_16k.onnx", targets=["openvino"]).targets
+    assert (found.refusal, found.hint) == (result.message, result.hint)
+    refused = [node.node for node in found.nodes if node.state == "refused"]
+    assert refused == ["Conv '/model/decoder/decoder/2/Conv'", "ReduceMean '/model/ReduceMean'"]

@@ -20,8 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 from packager.errors import BuildError, Refused
 from packager.golden_synth import synthesise
 from packager.goldens import GoldenCase, GoldenSet
+from packager.host import this_host
 from packager.model import open_model
-from packager.room import Plan, PlanRequest, Stage, kind_named
+from packager.room import Plan, PlanRequest, Reach, Stage, kind_named, reach_of
 from packager.targets import tensorrt
 from packager.targets.tensorrt import fit
 from packager.targets.tensorrt.building import binding_differences, command_line
@@ -165,7 +166,7 @@ def test_branches_of_different_rank_are_refused_where_values_decide(tmp_path: Pa
     inputs = [value("x", FLOAT, [2, 3]), value("c", BOOL, [])]
     path = saved(tmp_path, branches("c"), inputs, [value("y", FLOAT, None)], [array("zero", np.array([0]))])
     (found,) = refusals(open_model(path).structure)
-    assert found.node.name == "which" and "ranks 3 and 2" in found.reason
+    assert found.node == "If 'which'" and "ranks 3 and 2" in found.reason
 
 
 def test_branches_that_sizes_decide_are_left_to_tensorrt(tmp_path: Path):
@@ -188,6 +189,14 @@ def test_every_unsupported_operator_is_named_with_the_parsers_reason(tmp_path: P
     assert caught.value.message.count("\n") == 2
     assert "node Det 'det/0:1': " in caught.value.message and "node MatMulInteger 'mmi': " in caught.value.message
     assert "Relu" not in caught.value.message
+    assert [each.node for each in caught.value.nodes] == ["Det 'det/0:1'", "MatMulInteger 'mmi'"]
+
+
+def test_an_unnamed_node_is_found_by_its_place(tmp_path: Path):
+    nodes = [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Det", ["h"], ["y"])]
+    with pytest.raises(Refused, match="node Det 'number 1'") as caught:
+        built(saved(tmp_path, nodes, [value("x", FLOAT, [3, 3])], [value("y", FLOAT, [])]), tmp_path / "out")
+    assert [each.node for each in caught.value.nodes] == ["Det (unnamed, makes 'y')"]
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.DOUBLE, TensorProto.INT16, TensorProto.STRING])
@@ -413,3 +422,13 @@ def test_pinned_shapes_need_no_profile(tmp_path: Path):
     asked = replace(request(relu(tmp_path, ["n", 3])), shapes=(("n", 2),))
     plan = tensorrt.plan(asked)
     assert not [step for step in plan.steps if step.title == "Giving the profile"]
+
+
+def test_what_verification_reaches_here_is_the_engine_where_a_gpu_is(monkeypatch: pytest.MonkeyPatch):
+    gpu = fit.Machine("", "9.0", "Linux", "x86_64")
+    bare = replace(gpu, lacking=("no CUDA device 0 is here",))
+    monkeypatch.setattr("packager.targets.tensorrt.fit.look", lambda *_: gpu)
+    assert reach_of(kind_named("tensorrt"), this_host()) == Reach("runtime")
+    monkeypatch.setattr("packager.targets.tensorrt.fit.look", lambda *_: bare)
+    found = reach_of(kind_named("tensorrt"), this_host())
+    assert found.level == "structural" and "no CUDA device 0 is here" in found.reason

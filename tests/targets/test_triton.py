@@ -20,11 +20,11 @@ from packager.errors import Refused, VerificationError
 from packager.golden_synth import synthesise
 from packager.host import this_host
 from packager.model import open_model
-from packager.room import Plan, PlanRequest, kind_named
+from packager.room import Plan, PlanRequest, kind_named, reach_of
 from packager.supervise import SHARED_MEMORY
 from packager.targets.triton import Options
 from packager.targets.triton.config import Config, Entry, config_text, safety_objection
-from packager.targets.triton.kit import find_kit, kit_name, make_kit, missing_parts, requirements
+from packager.targets.triton.kit import Program, find_kit, kit_name, make_kit, missing_parts, requirements
 from packager.targets.triton.planning import plan_for
 from packager.targets.triton.server import PREFIX, Server, load_failure, serving, work_folder
 from packager.targets.triton.serving import runtime_info
@@ -433,3 +433,10 @@ def test_what_is_missing_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyP
     assert "libtriton_onnxruntime.so" in backend.what
     (elsewhere,) = missing_parts(replace(host, system="Darwin", machine="arm64"))
     assert "Darwin arm64" in elsewhere.what
+
+
+def test_what_verification_reaches_here_is_the_real_backend_or_the_stand_in(monkeypatch: pytest.MonkeyPatch):
+    for backends, level in ((Path("backends"), "runtime"), (None, "emulated")):
+        program = Program(Path("tritonserver"), None, backends)
+        monkeypatch.setattr("packager.targets.triton.kit.find_program", lambda program=program: program)
+        assert reach_of(kind_named("triton"), this_host()).level == level

@@ -29,8 +29,9 @@ from onnx import TensorProto, helper, numpy_helper
 from packager.bundle import seal
 from packager.errors import BuildError, Refused, ToolchainMissing, VerificationError
 from packager.goldens import GoldenSet
+from packager.host import this_host
 from packager.model import open_model
-from packager.room import Plan, PlanRequest, Runner, Stage, kind_named
+from packager.room import Plan, PlanRequest, Reach, Runner, Stage, kind_named, reach_of
 from packager.targets import web as room
 from packager.targets.web import browser, node, planning, runtime, wire_format
 from packager.targets.web.running import _Runner
@@ -694,3 +695,11 @@ def test_int64_is_an_input_a_user_can_give_as_numbers(tmp_path: Path):
     folder = bundle(save(model(nodes, [value("x", INT64, [])], [value("y", INT64, [])]), tmp_path / "m.onnx"))
     types = (folder / "m.d.ts").read_text()
     assert '"x": BigInt64Array | readonly (bigint | number)[] | bigint | number | Given<' in types
+
+
+def test_what_verification_reaches_here_is_a_browser_or_node(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("packager.targets.web.browser.find_browser", lambda: "chromium")
+    assert reach_of(kind_named("web"), this_host()) == Reach("runtime")
+    monkeypatch.setattr("packager.targets.web.browser.find_browser", lambda: None)
+    found = reach_of(kind_named("web"), this_host())
+    assert found.level == "emulated" and "install Chromium" in found.reason
