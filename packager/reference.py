@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from packager import golden_formats, golden_store, parity
+from packager import golden_formats, golden_store, ort_arrays, parity
 from packager.errors import GoldenError, ModelError
 from packager.golden_synth import candidates, synthesise
 from packager.goldens import Array, GoldenCase, GoldenSet
@@ -249,7 +249,7 @@ class OrtSession:
             ModelError: the run failed; names the case and gives the runtime's reason.
         """
         try:
-            values = self._session.run(outputs, dict(feeds))
+            values = ort_arrays.run(self._session, outputs, feeds)
         except Exception as error:  # ORT's exception types are not public
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
             raise ModelError(
@@ -260,7 +260,7 @@ class OrtSession:
 
     def run_any(self, feeds: Mapping[str, Array], outputs: list[str]) -> dict[str, Array]:
         """Run once and give those of ``outputs`` that are tensors (sequences are left out)."""
-        values = self._session.run(outputs, dict(feeds))
+        values = ort_arrays.run(self._session, outputs, feeds)
         return {
             name: np.asarray(value)
             for name, value in zip(outputs, values, strict=True)
