@@ -190,9 +190,9 @@ def rules(model: Model, resolved: Resolved) -> dict[str, OutputRule]:
     steps = {spec.name: EPS.get(spec.dtype, 0.0) for spec in model.signature.outputs}
     least = _bounds(resolved.policy, resolved.precision).tolerance.scaled
     found = {}
-    for name, tolerance in resolved.tolerances.items():
-        if tolerance.scaled is not None and tolerance.scaled == least:
-            tolerance = replace(tolerance, scaled=max(least, steps[name]))
+    for name, asked in resolved.tolerances.items():
+        policys = asked.scaled is not None and asked.scaled == least
+        tolerance = replace(asked, scaled=max(least or 0.0, steps[name])) if policys else asked
         found[name] = OutputRule(tolerance, axes.get(name), resolved.rounding if name in unit else 0.0)
     return found
 

@@ -20,10 +20,11 @@ from packager import golden_formats, golden_store, ort_arrays, parity
 from packager.errors import GoldenError, ModelError
 from packager.golden_synth import candidates, synthesise
 from packager.goldens import Array, GoldenCase, GoldenSet
-from packager.hazards import RANDOM_OPERATORS, Hazard
+from packager.hazards import Hazard, constant_tensors, draws
 from packager.model import Model, Signature, open_model
 from packager.policy import rules_for
 from packager.probing import probe
+from packager.witness import disputes
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -139,8 +140,10 @@ def answer(job: ReferenceJob) -> Reference:
             'make it deterministic, or leave those outputs out: [golden] exclude = ["..."]',
         )
     _check_nan(first, job)
+    _check_comparable(first)
     hazards = _probe(model, session, first, job) if seconds < PROBED_SECONDS else []
     rules = rules_for(job.policy, job.precision, model, excluded=frozenset(excluded))
+    hazards += disputes(model, job.model, first, rules, seconds)
     artifact = _artifact_parity(first, rules, frozenset(excluded))
     completed = GoldenSet(
         tuple(GoldenCase(case.name, case.inputs, outputs, case.source, "reference") for case, outputs in first)
@@ -216,11 +219,11 @@ class OrtSession:
             # Its optimiser fails on some models of symmetric int8. Without it, QuantizeLinear and DequantizeLinear run
             # as they are defined, in float; integer products would saturate.
             if not quantized or open_model(path).multiplies_integers:
-                raise ModelError(
-                    f"{path}: ONNX Runtime can't load the model: {_one_line(error)}",
-                    "the reference run needs a model that ONNX Runtime's CPU provider takes",
-                ) from error
-            self._session = self._loaded(quantized=False, mapped=mapped)
+                raise _unloadable(path, error) from error
+            try:
+                self._session = self._loaded(quantized=False, mapped=mapped)
+            except Exception as again:
+                raise _unloadable(path, again) from again
 
     def _loaded(self, *, quantized: bool, mapped: bool) -> ort.InferenceSession:
         import onnxruntime as ort
@@ -268,6 +271,13 @@ class OrtSession:
         }
 
 
+def _unloadable(path: Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"{path}: ONNX Runtime can't load the model: {_one_line(error)}",
+        "the reference run needs a model that ONNX Runtime's CPU provider takes",
+    )
+
+
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= 600 else text[:600] + " ..."
@@ -275,9 +285,9 @@ def _one_line(error: Exception) -> str:
 
 def _unstable(first: Answered, second: Answered, model: Model) -> list[str]:
     """Outputs that can't be golden, one phrase each."""
-    random = _random_sources(model)
     found: dict[str, str] = {}
     for (case, once), (_, again) in zip(first, second, strict=True):
+        random = _random_sources(model, case.inputs)
         for name, value in once.items():
             nodes = random.get(name)
             if nodes:
@@ -293,11 +303,14 @@ def _same(left: Array, right: Array) -> bool:
     return left.shape == right.shape and left.tobytes() == right.tobytes()
 
 
-def _random_sources(model: Model) -> dict[str, list[str]]:
+def _random_sources(model: Model, feeds: Mapping[str, Array]) -> dict[str, list[str]]:
     """For each value of the main graph that a random operator reaches: labels of those operators.
 
     A node that looks only at shapes (Shape, Size) passes nothing on. A subgraph counts as part of its node.
     """
+    constants = constant_tensors(model.structure.graph)
+    known = {name: numbers for name, tensor in constants.items() if (numbers := tensor.numbers())}
+    known |= {name: tuple(array.ravel().tolist()) for name, array in feeds.items() if array.size == 1}
     tainted: dict[str, list[str]] = {}
     for node in model.structure.graph.nodes:
         if node.op_type in ("Shape", "Size"):
@@ -306,7 +319,7 @@ def _random_sources(model: Model) -> dict[str, list[str]]:
         labels = {label: None for name in node.inputs for label in tainted.get(name, ())}
         for each in (node, *inside):
             labels.update({label: None for name in each.inputs for label in tainted.get(name, ())})
-            if each.op_type in RANDOM_OPERATORS and not each.domain:
+            if draws(each, known):
                 labels[each.label] = None
         for name in node.outputs:
             if labels:
@@ -323,6 +336,19 @@ def _check_nan(answered: Answered, job: ReferenceJob) -> None:
                 raise GoldenError(
                     f"golden case '{case.name}': the reference answers NaN in output '{name}'",
                     "give inputs the model is made for, or set [golden] allow_nan = true",
+                )
+
+
+def _check_comparable(answered: Answered) -> None:
+    """A verdict compares finite values; where the reference has none, no target could ever pass, nor be told wrong."""
+    for case, outputs in answered:
+        hint = "give inputs the model answers with values, or leave the output out: [golden] exclude"
+        if not any(array.size for array in outputs.values()):
+            raise GoldenError(f"golden case '{case.name}': every output is empty, so nothing can be compared", hint)
+        for name, array in outputs.items():
+            if array.size and array.dtype.kind == "f" and not bool(np.isfinite(array).any()):
+                raise GoldenError(
+                    f"golden case '{case.name}': output '{name}' has no finite value, so nothing can be compared", hint
                 )
 
 
