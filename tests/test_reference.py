@@ -179,9 +179,7 @@ def test_a_dropout_in_training_mode_draws_though_it_has_a_seed(
     tmp_path: Path, training: int, ratio: float, drawn: bool
 ):
     node = helper.make_node("Dropout", ["x", "ratio", "training"], ["y"], name="drop", seed=7)
-    held = [
-        helper.make_tensor("ratio", FLOAT, [], [ratio]), helper.make_tensor("training", TensorProto.BOOL, [], [training]),
-    ]  # fmt: skip
+    held = [helper.make_tensor("ratio", FLOAT, [], [ratio]), helper.make_tensor("training", BOOL, [], [training])]
     path = save(model([node], [value("x", FLOAT, [4])], [value("y", FLOAT, [4])], held), tmp_path / "m.onnx")
     np.savez(tmp_path / "g.npz", x=np.arange(4, dtype=np.float32))
     if drawn:
