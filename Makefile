@@ -9,7 +9,7 @@ EXTRAS := openvino,web,triton,ios,tensorrt,cpu,npu,dev$(if $(shell command -v np
 # ONNX Runtime's wheels report usage unless told not to before they are loaded; packager tells its children itself.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: setup browser swift-toolchain headers demo test check bench memory corpus npu-table faults clean format
+.PHONY: setup browser swift-toolchain headers demo test check bench memory corpus npu-table faults conformance clean format
 
 # Where a runtime can't be had, its own words say why and what to do; the tests that need it skip, and fail in CI.
 setup: $(STAMP)
@@ -71,6 +71,10 @@ npu-table: setup
 # Break bundles of every kind on purpose; prints what was caught, and writes docs/faults.md.
 faults: setup browser
 	$(BIN)/python -m tests.faults.run --out docs/faults.md
+
+# Every node case of onnx through the kinds that run here, into docs/conformance.md; interrupted, it goes on later.
+conformance: setup browser
+	$(BIN)/python -m tests.conformance.run --jobs $(JOBS) --out docs/conformance.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .corpus .runtimes examples/*/dist
