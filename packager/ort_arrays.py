@@ -57,7 +57,7 @@ def _inward(array: Array) -> Any:  # noqa: ANN401 - an array or an OrtValue
     name = dtype_name(array)
     if name not in BITS:
         return array
-    raw = np.ascontiguousarray(array)
+    raw = np.array(array, order="C")
     if BITS[name] < 8:
         # The runtime reads as many bytes as the packed elements take; the buffer has one for each.
         packed = np.zeros(raw.shape, np.uint8)

@@ -41,6 +41,23 @@ def test_every_dtype_goes_in_and_comes_out(name: str):
     assert back.dtype == np.float32 and back.tolist() == values.tolist()
 
 
+@pytest.mark.parametrize("dtype", [TensorProto.BFLOAT16, TensorProto.INT4])
+def test_scalars_stay_scalars(dtype: int):
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT),
+            helper.make_node("Cast", ["f"], ["y"], to=dtype),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", dtype, [])],
+        [helper.make_tensor_value_info("y", dtype, [])],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=12)
+    runs = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    (y,) = run(runs, ["y"], {"x": np.array(3, numpy_dtype(TensorProto.DataType.Name(dtype).lower()))})
+    assert y.shape == () and float(y) == 3
+
+
 def test_powers_of_two_come_as_float8e8m0():
     (y,) = run(
         session(TensorProto.FLOAT, TensorProto.FLOAT8E8M0),
