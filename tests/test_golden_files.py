@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from packager import golden_files
+from packager.errors import GoldenError
 from packager.golden_formats import read_goldens
 from packager.goldens import dtype_name
 from packager.model import Signature, TensorSpec
@@ -151,3 +152,10 @@ def test_npz_and_test_data_carry_small_floats(tmp_path, dtype, kind):
         np.testing.assert_array_equal(case.inputs["x"].astype(np.float32), X)
     nan = np.full_like(small, np.nan)
     assert "has 6 NaN" in refused(npz(tmp_path / "b.npz", x=nan), signature(dtype)).message
+
+
+def test_inputs_that_are_no_tensors_are_named(tmp_path):
+    taking = Signature((TensorSpec("s", "sequence(float32)", None, "sequence"),), SIGNATURE.outputs)
+    (tmp_path / "input_0.pb").write_bytes(b"\x0a\x01s")
+    with pytest.raises(GoldenError, match=r"input_0\.pb: input 's' is of type sequence\(float32\)"):
+        golden_files.read_data_set(tmp_path, taking)
