@@ -81,5 +81,9 @@ FUZZ_MINUTES ?= 10
 fuzz: setup
 	$(BIN)/python -m tests.fuzz.run --minutes $(FUZZ_MINUTES)
 
+# Every node case of onnx through the kinds that run here, into docs/conformance.md; interrupted, it goes on later.
+conformance: setup browser
+	$(BIN)/python -m tests.conformance.run --jobs $(JOBS) --out docs/conformance.md
+
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .corpus .runtimes examples/*/dist

@@ -15,12 +15,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from packager.errors import BuildError, Objection, PackagerError, TargetCrashed, TimeLimit, error_types
 from packager.scratch import scratch
@@ -29,13 +30,14 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 LOG_LINES = 12
+LOG = "log"
 
 QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
 """Set for every child. ONNX Runtime's official wheels report usage to their maker and keep a device id under the
 user's home from the moment they are loaded, before an API call could stop it; this variable prevents both
 (``Privacy.md`` in the wheel, "Disabling Telemetry")."""
 
-_live: set[subprocess.Popen[bytes]] = set()
+_live: set[Process] = set()
 _guard = threading.Lock()
 _stopping = threading.Event()
 
@@ -82,21 +84,58 @@ def call(function: Callable[[A], R], argument: A, *, seconds: float, what: str) 
         return value
 
 
+class Process(Protocol):
+    """A child at work, in a process group of its own (on Windows: whatever ``kill`` ends)."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id, and its group's."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Exit status, negative for a signal; :class:`subprocess.TimeoutExpired` after ``timeout`` seconds."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what ties it to us."""
+        ...
+
+
+class _Interpreter:
+    """A fresh interpreter, tied to us by its standard input."""
+
+    def __init__(self, folder: Path) -> None:
+        options: dict[str, object] = (
+            {"creationflags": 0x200} if sys.platform == "win32" else {"start_new_session": True}
+        )  # CREATE_NEW_PROCESS_GROUP: Ctrl-C is ours to hand on
+        with (folder / LOG).open("wb") as log:
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(  # type: ignore[call-overload]
+                [sys.executable, "-P", "-m", "packager.child", str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **QUIET},
+                **options,
+            )
+        self.pid = self._process.pid
+        self.wait, self.kill = self._process.wait, self._process.kill
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+start: Callable[[Path], Process] = _Interpreter
+"""How a child is started on a job's folder. Whoever runs thousands of jobs may put something quicker here, such as a
+fork of an interpreter that has imported what they need; it does :func:`work` in that folder, and logs there."""
+
+
 def _run(folder: Path, seconds: float, what: str) -> int:
-    options: dict[str, object] = (
-        {"creationflags": 0x200} if sys.platform == "win32" else {"start_new_session": True}
-    )  # CREATE_NEW_PROCESS_GROUP: Ctrl-C is ours to hand on
-    temporary = folder / "tmp"  # what an SDK leaves there goes with the folder, however the child ends
-    temporary.mkdir()
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(  # type: ignore[call-overload]
-            [sys.executable, "-P", "-m", "packager.child", str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **QUIET, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary))},
-            **options,
-        )
+    process = start(folder)
     with _guard:
         _live.add(process)
     try:
@@ -115,16 +154,19 @@ def _run(folder: Path, seconds: float, what: str) -> int:
             _live.discard(process)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: Process) -> None:
     """End the child and what it started."""
+    _kill_group(process)
+    process.wait()
+    process.close()
+
+
+def _kill_group(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if sys.platform == "win32":
             process.kill()
         else:
             os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
 
 
 def stop_all() -> None:
@@ -133,11 +175,7 @@ def stop_all() -> None:
     with _guard:
         running = list(_live)
     for process in running:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if sys.platform == "win32":
-                process.kill()
-            else:
-                os.killpg(process.pid, signal.SIGKILL)
+        _kill_group(process)
 
 
 def allow() -> None:
@@ -146,7 +184,7 @@ def allow() -> None:
 
 
 def _log_tail(folder: Path) -> str:
-    lines = (folder / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return "".join(f"\n  | {line[:300]}" for line in lines[-LOG_LINES:])
 
 
@@ -189,10 +227,19 @@ def _leave_with_parent() -> None:
 
 
 def main(folder: Path) -> None:
-    """Child side: read ``job.json``, run the function, write ``result.json`` whole."""
+    """A fresh interpreter's whole life: :func:`work`, gone with its parent."""
+    _leave_with_parent()
+    work(folder)
+
+
+def work(folder: Path) -> NoReturn:
+    """Child side: read ``job.json``, run the function, write ``result.json`` whole, and leave the process."""
     from pydantic import TypeAdapter
 
-    _leave_with_parent()
+    temporary = folder / "tmp"  # what an SDK leaves there goes with the folder, however the child ends
+    temporary.mkdir()
+    os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary)))
+    tempfile.tempdir = None
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     sys.path.extend(entry for entry in job["path"] if entry not in sys.path)
     answer: dict[str, object]

@@ -148,7 +148,7 @@ def read_data_set(folder: Path, signature: Signature) -> Loose:
     signature. Files of outputs that aren't tensors are passed over.
 
     Raises:
-        GoldenError: a file is cut, isn't a TensorProto, or doesn't belong to the model.
+        GoldenError: a file is cut, isn't a TensorProto, or doesn't belong to the model; or an input is no tensor.
     """
     inputs: dict[str, Array] = {}
     outputs: dict[str, Array] = {}
@@ -161,8 +161,13 @@ def read_data_set(folder: Path, signature: Signature) -> Loose:
         specs = signature.inputs if kind == "input" else signature.outputs
         into = inputs if kind == "input" else outputs
         spec = specs[position] if position < len(specs) else None
-        if spec is not None and kind == "output" and spec.kind != "tensor":
-            continue
+        if spec is not None and spec.kind != "tensor":
+            if kind == "output":
+                continue
+            raise GoldenError(
+                f"{file}: input '{spec.name}' is of type {spec.dtype}, and golden cases hold tensors",
+                "export the model with tensors as inputs",
+            )
         name, array = _proto_array(file, kind, spec)
         if name in into:
             raise GoldenError(f"{file}: {kind} '{name}' was given by another file already")

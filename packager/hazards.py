@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from packager.graph import Graph, Structure, Tensor
+from packager.graph import Graph, Node, Structure, Tensor
 
 RANDOM_OPERATORS = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
+
+
+def draws(node: Node, known: Mapping[str, Sequence[float]]) -> bool:
+    """Whether a node draws random numbers: an operator made for it, or a Dropout in training mode.
+
+    A seed makes a runtime repeat itself, not two runtimes agree. ``known`` are values of scalars, by name; a Dropout
+    whose training mode isn't among them is taken to be in it.
+    """
+    if node.domain or node.op_type != "Dropout":
+        return not node.domain and node.op_type in RANDOM_OPERATORS
+    ratio, training = (node.inputs[index] if len(node.inputs) > index else "" for index in (1, 2))
+    if not training or known.get(training, (1.0,))[0] == 0:
+        return False
+    return not ratio or known.get(ratio, (1.0,))[0] != 0
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def check_versions(model: Model, limits: Limits, reader: str, advice: str = "") 
 
 
 def check_operators(request: PlanRequest, reader: str) -> None:
-    """Refuse operators, and domains of operators, that ``target.toml`` says the runtime never takes.
+    """Refuse operators, attributes and domains of operators that ``target.toml`` says the runtime never takes.
 
     Calls of the model's own functions are no operators; what they are made of is looked at.
 
@@ -129,4 +129,7 @@ def _objection(node: Node, limits: Limits) -> str:
         return f"only operators of {', '.join(limits.domains)} are known there"
     if domain in limits.refused_domains:
         return f"operators of {domain} are unknown there"
-    return limits.refused_operators.get(node.operator, "")
+    if node.operator in limits.refused_operators:
+        return limits.refused_operators[node.operator]
+    names = [f"{node.operator}.{attribute.name}" for attribute in node.attributes]
+    return next((limits.refused_attributes[name] for name in names if name in limits.refused_attributes), "")

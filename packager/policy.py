@@ -18,7 +18,7 @@ from packager.errors import InternalError, ManifestError
 from packager.graph import Node
 from packager.model import Model, TensorSpec
 from packager.names import nearest
-from packager.parity import OutputRule, Tolerance, check_bound
+from packager.parity import EPS, OutputRule, Tolerance, check_bound
 from packager.precisions import coarser
 
 if TYPE_CHECKING:
@@ -186,12 +186,20 @@ def resolve(policy_name: str, precision: str, output_names: Iterable[str], *over
 
 
 def rules(model: Model, resolved: Resolved) -> dict[str, OutputRule]:
-    """A rule for every output that ``resolved`` has bounds for, with what the graph says of it."""
+    """A rule for every output that ``resolved`` has bounds for, with what the graph says of it.
+
+    The policy's ``scaled`` is never tighter than one step of the output's own dtype: of two honest answers in half
+    precision one may be rounded up and the other down. What the manifest says is left as it is.
+    """
     axes, unit = score_axes(model), unit_outputs(model)
-    return {
-        name: OutputRule(tolerance, axes.get(name), resolved.rounding if name in unit else 0.0)
-        for name, tolerance in resolved.tolerances.items()
-    }
+    steps = {spec.name: EPS.get(spec.dtype, 0.0) for spec in model.signature.outputs}
+    least = _bounds(resolved.policy, resolved.precision).tolerance.scaled
+    found = {}
+    for name, asked in resolved.tolerances.items():
+        policys = asked.scaled is not None and asked.scaled == least
+        tolerance = replace(asked, scaled=max(least or 0.0, steps[name])) if policys else asked
+        found[name] = OutputRule(tolerance, axes.get(name), resolved.rounding if name in unit else 0.0)
+    return found
 
 
 def rules_for(

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from packager import golden_formats, golden_store, parity
+from packager import golden_formats, golden_store, ort_arrays, parity
 from packager.checking import static_hazards
 from packager.errors import GoldenError, ModelError
 from packager.golden_choice import Draw, further, has_choices
 from packager.golden_synth import candidates, synthesise
 from packager.goldens import Array, GoldenCase, GoldenSet
-from packager.hazards import RANDOM_OPERATORS, Hazard
+from packager.hazards import Hazard, constant_tensors, draws
 from packager.model import Model, Signature, open_model
 from packager.parity import OutputRule
 from packager.policy import rules_for
 from packager.probing import check_declared, probe
+from packager.witness import disputes
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -146,10 +147,12 @@ def answer(job: ReferenceJob) -> Reference:
     _check_nan(first, job)
     for _, outputs in first:
         check_declared(model, outputs)
+    _check_comparable(first)
     rules = rules_for(job.policy, job.precision, model, excluded=frozenset(excluded))
     if job.goldens is None and seconds < PROBED_SECONDS and (job.thorough or has_choices(model)):
         first += _further(model, session, first, rules, job)
     hazards = [*static_hazards(model), *(_probe(model, session, first, job) if seconds < PROBED_SECONDS else [])]
+    hazards += disputes(model, job.model, first, rules, seconds)
     artifact = _artifact_parity(first, rules, frozenset(excluded))
     completed = GoldenSet(
         tuple(GoldenCase(case.name, case.inputs, outputs, case.source, "reference") for case, outputs in first)
@@ -243,11 +246,11 @@ class OrtSession:
             # Its optimiser fails on some models of symmetric int8. Without it, QuantizeLinear and DequantizeLinear run
             # as they are defined, in float; integer products would saturate.
             if not quantized or open_model(path).multiplies_integers:
-                raise ModelError(
-                    f"{path}: ONNX Runtime can't load the model: {_one_line(error)}",
-                    "the reference run needs a model that ONNX Runtime's CPU provider takes",
-                ) from error
-            self._session = self._loaded(quantized=False, mapped=mapped)
+                raise _unloadable(path, error) from error
+            try:
+                self._session = self._loaded(quantized=False, mapped=mapped)
+            except Exception as again:
+                raise _unloadable(path, again) from again
 
     def _loaded(self, *, quantized: bool, mapped: bool) -> ort.InferenceSession:
         import onnxruntime as ort
@@ -276,7 +279,7 @@ class OrtSession:
             ModelError: the run failed; names the case and gives the runtime's reason.
         """
         try:
-            values = self._session.run(outputs, dict(feeds))
+            values = ort_arrays.run(self._session, outputs, feeds)
         except Exception as error:  # ORT's exception types are not public
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
             raise ModelError(
@@ -287,12 +290,19 @@ class OrtSession:
 
     def run_any(self, feeds: Mapping[str, Array], outputs: list[str]) -> dict[str, Array]:
         """Run once and give those of ``outputs`` that are tensors (sequences are left out)."""
-        values = self._session.run(outputs, dict(feeds))
+        values = ort_arrays.run(self._session, outputs, feeds)
         return {
             name: np.asarray(value)
             for name, value in zip(outputs, values, strict=True)
             if isinstance(value, (np.ndarray, np.generic))
         }
+
+
+def _unloadable(path: Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"{path}: ONNX Runtime can't load the model: {_one_line(error)}",
+        "the reference run needs a model that ONNX Runtime's CPU provider takes",
+    )
 
 
 def _one_line(error: Exception) -> str:
@@ -302,9 +312,9 @@ def _one_line(error: Exception) -> str:
 
 def _unstable(first: Answered, second: Answered, model: Model) -> list[str]:
     """Outputs that can't be golden, one phrase each."""
-    random = _random_sources(model)
     found: dict[str, str] = {}
     for (case, once), (_, again) in zip(first, second, strict=True):
+        random = _random_sources(model, case.inputs)
         for name, value in once.items():
             nodes = random.get(name)
             if nodes:
@@ -320,11 +330,14 @@ def _same(left: Array, right: Array) -> bool:
     return left.shape == right.shape and left.tobytes() == right.tobytes()
 
 
-def _random_sources(model: Model) -> dict[str, list[str]]:
+def _random_sources(model: Model, feeds: Mapping[str, Array]) -> dict[str, list[str]]:
     """For each value of the main graph that a random operator reaches: labels of those operators.
 
     A node that looks only at shapes (Shape, Size) passes nothing on. A subgraph counts as part of its node.
     """
+    constants = constant_tensors(model.structure.graph)
+    known = {name: numbers for name, tensor in constants.items() if (numbers := tensor.numbers())}
+    known |= {name: tuple(array.ravel().tolist()) for name, array in feeds.items() if array.size == 1}
     tainted: dict[str, list[str]] = {}
     for node in model.structure.graph.nodes:
         if node.op_type in ("Shape", "Size"):
@@ -333,7 +346,7 @@ def _random_sources(model: Model) -> dict[str, list[str]]:
         labels = {label: None for name in node.inputs for label in tainted.get(name, ())}
         for each in (node, *inside):
             labels.update({label: None for name in each.inputs for label in tainted.get(name, ())})
-            if each.op_type in RANDOM_OPERATORS and not each.domain:
+            if draws(each, known):
                 labels[each.label] = None
         for name in node.outputs:
             if labels:
@@ -350,6 +363,19 @@ def _check_nan(answered: Answered, job: ReferenceJob) -> None:
                 raise GoldenError(
                     f"golden case '{case.name}': the reference answers NaN in output '{name}'",
                     "give inputs the model is made for, or set [golden] allow_nan = true",
+                )
+
+
+def _check_comparable(answered: Answered) -> None:
+    """A verdict compares finite values; where the reference has none, no target could ever pass, nor be told wrong."""
+    for case, outputs in answered:
+        hint = "give inputs the model answers with values, or leave the output out: [golden] exclude"
+        if not any(array.size for array in outputs.values()):
+            raise GoldenError(f"golden case '{case.name}': every output is empty, so nothing can be compared", hint)
+        for name, array in outputs.items():
+            if array.size and array.dtype.kind == "f" and not bool(np.isfinite(array).any()):
+                raise GoldenError(
+                    f"golden case '{case.name}': output '{name}' has no finite value, so nothing can be compared", hint
                 )
 
 

@@ -128,7 +128,9 @@ def _inlined(model: ir.Model, chosen: Iterable[tuple[ir.Node, onnx.FunctionProto
     from onnx_ir import passes
     from onnx_ir.passes import common
 
+    labels = []
     for number, (node, proto) in enumerate(chosen):
+        labels.append(label(node))
         made = {*proto.input, *(name for inner in proto.node for name in inner.output)}
         outputs = [name for name in proto.output if name in made]  # a body leaves out what the node doesn't ask for
         del proto.output[:], proto.opset_import[:]
@@ -143,7 +145,9 @@ def _inlined(model: ir.Model, chosen: Iterable[tuple[ir.Node, onnx.FunctionProto
     try:
         common.InlinePass(criteria=lambda function: function.domain == DOMAIN)(model)
     except (passes.PassError, ValueError) as error:
-        raise Impossible(f"ONNX's definition of it can't be put in its place: {error.__cause__ or error}") from error
+        named = ", ".join(labels)
+        why = " ".join(str(error.__cause__ or error).split())
+        raise Impossible(f"ONNX's own definition can't be put in place of node {named}: {why}") from error
     finally:
         model.graph.opset_imports.pop(DOMAIN, None)
     return set(model.graph.all_nodes()) - before

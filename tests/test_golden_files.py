@@ -170,3 +170,10 @@ def test_an_npz_that_unpacks_to_far_more_than_it_is_is_a_bomb(tmp_path: Path, mo
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((50_000, 3), np.float32))
     with pytest.raises(GoldenError, match=r"a\.npz: its \d+ bytes unpack to 600128"):
         golden_files.read_npz(tmp_path / "a.npz", SIGNATURE)
+
+
+def test_inputs_that_are_no_tensors_are_named(tmp_path):
+    taking = Signature((TensorSpec("s", "sequence(float32)", None, "sequence"),), SIGNATURE.outputs)
+    (tmp_path / "input_0.pb").write_bytes(b"\x0a\x01s")
+    with pytest.raises(GoldenError, match=r"input_0\.pb: input 's' is of type sequence\(float32\)"):
+        golden_files.read_data_set(tmp_path, taking)

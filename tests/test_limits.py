@@ -78,6 +78,17 @@ def test_refused_operators_and_domains_are_named_by_node(tmp_path: Path) -> None
     ]
 
 
+def test_refused_attributes_are_named_by_node_where_it_has_them(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("LeakyRelu", ["x"], ["a"], "plain"),
+        helper.make_node("LeakyRelu", ["a"], ["y"], "steep", alpha=0.5),
+    ]
+    path = saved(tmp_path, nodes, opsets={"": 17})
+    with pytest.raises(Refused) as caught:
+        check_operators(request(path, facts(refused_attributes={"LeakyRelu.alpha": "it has one slope"})), "It")
+    assert caught.value.message.splitlines()[1:] == ["  node LeakyRelu 'steep': it has one slope"]
+
+
 def test_domains_that_are_not_listed_are_refused_but_for_the_models_own_functions(tmp_path: Path) -> None:
     inside = [helper.make_node("Odd", ["a"], ["b"], "inner", domain="theirs")]
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("theirs", 1), helper.make_opsetid("own", 1)]

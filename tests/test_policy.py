@@ -219,3 +219,15 @@ def test_a_target_is_judged_by_policy_facts_and_manifest(tmp_path):
     with pytest.raises(ManifestError, match="'z', which is no output"):
         policy.judging("default-1", "fp16", made, (), facts, wrong)
     assert policy.judging("default-1", "fp16", made, (("y", "random"),), facts, ManifestTolerance()).rules == {}
+
+
+def test_no_output_is_held_to_less_than_a_step_of_its_dtype(tmp_path):
+    """Two honest answers in half precision are a step apart where one was rounded up and the other down."""
+    nodes = [node("Identity")]
+    scaled = {}
+    for name, dtype in (("f32", TensorProto.FLOAT), ("f16", TensorProto.FLOAT16), ("bf16", TensorProto.BFLOAT16)):
+        made = model(nodes, [value("x", dtype, [2])], [value("y", dtype, [2])])
+        scaled[name] = policy.rules_for("default-1", "fp32", open_model(save(made, tmp_path / name)))["y"].tolerance
+    assert {name: each.scaled for name, each in scaled.items()} == {"f32": 1e-4, "f16": 2**-10, "bf16": 2**-7}
+    asked = resolve("default-1", "fp32", ["y"], ToleranceOverride.of("here", {"scaled": 1e-6}))
+    assert policy.rules(open_model(tmp_path / "f16"), asked)["y"].tolerance.scaled == 1e-6, "what was asked for holds"

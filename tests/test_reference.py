@@ -155,12 +155,51 @@ def divides(path: Path) -> Path:
 
 def test_nan_in_the_reference_is_refused_unless_it_is_allowed(tmp_path: Path):
     path = divides(tmp_path / "m.onnx")
-    np.savez(tmp_path / "g.npz", x=np.zeros(2, np.float32))
+    np.savez(tmp_path / "g.npz", x=np.array([0, 2], np.float32))
     with pytest.raises(GoldenError, match="the reference answers NaN in output 'y'") as caught:
         answer(job(path, goldens=tmp_path / "g.npz"))
     assert "allow_nan" in str(caught.value.hint)
     _, goldens = answered(path, goldens=tmp_path / "g.npz", allow_nan=True)
-    assert np.isnan(goldens.cases[0].outputs["y"]).all()
+    np.testing.assert_array_equal(goldens.cases[0].outputs["y"], [np.nan, 1])
+
+
+def test_a_case_that_nothing_could_be_compared_in_is_refused(tmp_path: Path):
+    np.savez(tmp_path / "g.npz", x=np.zeros(2, np.float32))
+    with pytest.raises(GoldenError, match="output 'y' has no finite value, so nothing can be compared") as caught:
+        answer(job(divides(tmp_path / "m.onnx"), goldens=tmp_path / "g.npz", allow_nan=True))
+    assert "exclude" in str(caught.value.hint)
+    made = model([helper.make_node("Relu", ["x"], ["y"])], [value("x", FLOAT, ["n"])], [value("y", FLOAT, ["n"])])
+    np.savez(tmp_path / "g.npz", x=np.zeros(0, np.float32))
+    with pytest.raises(GoldenError, match="every output is empty, so nothing can be compared"):
+        answer(job(save(made, tmp_path / "m.onnx"), goldens=tmp_path / "g.npz"))
+
+
+@pytest.mark.parametrize(("training", "ratio", "drawn"), [(1, 0.5, True), (1, 0.0, False), (0, 0.5, False)])
+def test_a_dropout_in_training_mode_draws_though_it_has_a_seed(
+    tmp_path: Path, training: int, ratio: float, drawn: bool
+):
+    node = helper.make_node("Dropout", ["x", "ratio", "training"], ["y"], name="drop", seed=7)
+    held = [helper.make_tensor("ratio", FLOAT, [], [ratio]), helper.make_tensor("training", BOOL, [], [training])]
+    path = save(model([node], [value("x", FLOAT, [4])], [value("y", FLOAT, [4])], held), tmp_path / "m.onnx")
+    np.savez(tmp_path / "g.npz", x=np.arange(4, dtype=np.float32))
+    if drawn:
+        with pytest.raises(ModelError, match="output 'y' depends on random node Dropout 'drop'"):
+            answer(job(path, goldens=tmp_path / "g.npz"))
+    else:
+        _, goldens = answered(path, goldens=tmp_path / "g.npz")
+        assert goldens.cases[0].outputs["y"].tolist() == [0, 1, 2, 3]
+
+
+def test_integer_models_without_a_kernel_are_refused_in_words(tmp_path: Path):
+    """The optimiser's failure and then the runtime's own: the second must not escape."""
+    nodes = [helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])]
+    held = [
+        helper.make_tensor("scale", FLOAT, [], [0.5]), helper.make_tensor("zero", TensorProto.FLOAT4E2M1, [], [0]),
+    ]  # fmt: skip
+    made = model(nodes, [value("x", FLOAT, [2])], [value("y", TensorProto.FLOAT4E2M1, [2])], held, opset=24, ir=11)
+    with pytest.raises(ModelError, match="ONNX Runtime can't load the model") as caught:
+        OrtSession(save(made, tmp_path / "m.onnx"), quantized=True)
+    assert "QuantizeLinear" in caught.value.message
 
 
 def test_a_model_the_runtime_cannot_load_is_named_with_its_reason(tmp_path: Path):

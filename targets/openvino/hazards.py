@@ -8,7 +8,7 @@ golden cases must tell).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from packager.errors import Objection
@@ -64,12 +64,13 @@ def refusals(structure: Structure, limits: Limits) -> list[Objection]:
     """Nodes that never convert or are always computed wrongly, in file order."""
     constants = constant_values(structure)
     local = {(function.domain, function.name) for function in structure.functions}
+    given = {each.name for each in structure.graph.inputs} - set(constants)
     found = []
     for scoped in scoped_nodes(structure):
         node = scoped.node
         if (node.domain, node.op_type) in local:
             continue
-        reason = _listed(node, limits) or ("" if node.domain else _refused(scoped, constants))
+        reason = _listed(node, limits) or ("" if node.domain else _refused(scoped, constants) or _rankless(node, given))
         if reason:
             found.append(Objection(node.label, reason))
     return found
@@ -99,6 +100,14 @@ def _refused(scoped: Scoped, constants: Mapping[str, Tensor | None]) -> str:
             return "OpenVINO ignores its exclude_outside, so that values near the edges are wrong"
     if node.op_type == "Pad" and _text(node, "mode") == "wrap":
         return "OpenVINO has no padding mode 'wrap'"
+    return ""
+
+
+def _rankless(node: Node, given: Set[str]) -> str:
+    """Nodes whose output has as many dims as an input of the model says, and which the CPU plug-in doesn't compile."""
+    changes = node.op_type == "Unsqueeze" or (node.op_type == "ReduceLogSum" and not node.integer("keepdims", 1))
+    if changes and _given(node, 1) and node.inputs[1] in given:
+        return f"the rank of its output depends on the model's input '{node.inputs[1]}'; make its axes a constant"
     return ""
 
 

@@ -580,6 +580,20 @@ def test_what_is_always_wrong_is_refused_by_node(tmp_path: Path, nodes: list[onn
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("operator", ["Unsqueeze", "ReduceLogSum"])
+def test_a_rank_that_an_input_decides_is_refused_by_node(tmp_path: Path, operator: str) -> None:
+    attributes = {"keepdims": 0} if operator == "ReduceLogSum" else {}
+    nodes = [node(operator, ["x", "axes"], ["y"], **attributes)]
+    inputs = [value("x", shape=[2, 3]), value("axes", INT64, [1])]
+    path = save(model(nodes, inputs, [value("y", shape=None)], opset=18), tmp_path / "m.onnx")
+    with pytest.raises(Refused, match=f"{operator} 'the_{operator}': the rank of its output depends on .* 'axes'"):
+        plan_of(path)
+    held = model(nodes, inputs[:1], [value("y", shape=None)], [constant("axes", np.array([0]))], opset=18)
+    path = save(held, tmp_path / "held.onnx")
+    x = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
+    assert_same(bundle(path).run({"x": x}), expected(path, {"x": x}))
+
+
 def test_peephole_weights_of_zero_pass(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     extra = [

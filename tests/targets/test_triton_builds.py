@@ -448,3 +448,15 @@ def test_the_manifests_are_yaml_that_names_the_release(bundle: Path):
     assert subprocess.run(["sh", "-n", str(bundle / "perf.sh")], check=False).returncode == 0
     step = json.loads((bundle / "perf.json").read_text())["data"][0]["x"]
     assert step["shape"] == [3] and len(step["content"]) == 3
+
+
+def test_a_node_that_the_release_computes_wrongly_is_found(tmp_path: Path):
+    """ONNX Runtime 1.19 takes a length of 0 for another; the diagnosis asks a server about single nodes."""
+    node = helper.make_node("ReverseSequence", ["x", "n"], ["y"], name="turn", batch_axis=0, time_axis=1)
+    inputs = [value("x", FLOAT, [4, 4]), value("n", INT64, [4])]
+    path = save(model([node], inputs, [value("y", FLOAT, [4, 4])]), tmp_path / "m.onnx")
+    x, n = np.arange(16, dtype=np.float32).reshape(4, 4), np.array([0, 2, 3, 4])
+    np.savez(tmp_path / "case.npz", x=x, n=n)
+    result = build(path, tmp_path / "dist", golden=tmp_path / "case.npz")
+    assert result.status == "failed"
+    assert any(text.startswith("first divergence: node ReverseSequence 'turn'") for text in result.diagnosis)

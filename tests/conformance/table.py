@@ -1,0 +1,120 @@
+"""The page that says how the cases ended: totals by kind, refusals by reason, what was caught and what was near."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from packager import __version__
+from packager.planning import tool_versions
+from packager.render import markdown
+from packager.room import kind_named
+from tests.conformance.cases import Case, operators
+from tests.conformance.worker import BAD, ENDS, REFERENCE, Ending
+
+BEGIN, END = "<!-- written by make conformance -->\n", "<!-- end -->\n"
+AS_REFERENCE = "the reference run refused the model, so nothing was built"
+
+REASONS = (
+    (r"ONNX Runtime can't load the model: .*Could not find an implementation for", "ONNX Runtime has no kernel for it"),
+    (r"ONNX Runtime can't load the model: .*is not a registered function/op", "ONNX Runtime doesn't know the operator"),
+    (r"ONNX Runtime can't load the model: .*(Type '|type inference|Type Error)", "ONNX Runtime refuses the type"),
+    (r"ONNX Runtime can't load the model: .*(seq\(|sequence|optional)", "ONNX Runtime refuses a sequence or optional"),
+    (r"ONNX Runtime can't load the model", "ONNX Runtime can't load the model"),
+    (r"ONNX Runtime failed on golden case", "ONNX Runtime fails while computing"),
+    (r"no output is left to compare", "no output is a tensor"),
+    (r"not deterministic", "not deterministic"),
+)
+"""Refusals that name much beside the reason, and what they come to. All others are their own words without names."""
+
+
+def reason(why: str) -> str:
+    """What kind of refusal it is: the words without names, places and numbers of this one case."""
+    for pattern, words in REASONS:
+        if re.search(pattern, why):
+            return words
+    text = re.sub(r"^\S*\.onnx: ", "", why)
+    several = re.search(
+        r"(?:can't take|refuses) \d+ nodes? of the model: node .*? \([^)]*\): (.*?)(?: node \S+ \(|$)", text
+    )
+    text = several[1] if several else text
+    text = re.sub(r"node \S+ \([^)]*\)", "a node", text)
+    text = re.sub(r"'[^']*'|\"[^\"]*\"", "_", text)
+    text = re.sub(r"\[[-\d, ?]*\]|\b\d+\b", "N", text)
+    return text[:110].rstrip(" :;,")
+
+
+def totals(ends: Mapping[tuple[str, str], Ending], kinds: Sequence[str]) -> list[str]:
+    """A row for each kind: how many cases ended how."""
+    rows = ["| kind | " + " | ".join(ENDS) + " |", "|---|" + "---|" * len(ENDS)]
+    for kind in kinds:
+        found = [ending.end for (_, each), ending in ends.items() if each == kind]
+        rows.append(f"| {kind} | " + " | ".join(str(found.count(end)) for end in ENDS) + " |")
+    return rows
+
+
+def page(cases: Sequence[Case], ends: Mapping[tuple[str, str], Ending], kinds: Sequence[str]) -> str:
+    """All that the page says below its head."""
+    of = {case.name: case for case in cases}
+    lines = [f"{len({case for case, _ in ends})} cases; {_versions(kinds)}.", "", *totals(ends, kinds), ""]
+    for kind in kinds:
+        mine = {case: ending for (case, each), ending in sorted(ends.items()) if each == kind}
+        lines += [f"### {kind}", ""]
+        lines += _refused(mine, ends, kind)
+        for end, title in (("caught", "caught"), ("near", "near"), *((bad, f"**{bad}**") for bad in BAD)):
+            named = [case for case, ending in mine.items() if ending.end == end]
+            if named:
+                lines += [f"{title}, {len(named)}:", "", *_by_operator(of[case] for case in named), ""]
+    return "\n".join(lines)
+
+
+def _refused(mine: Mapping[str, Ending], ends: Mapping[tuple[str, str], Ending], kind: str) -> list[str]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for case, ending in mine.items():
+        if ending.end == "refused":
+            groups[refusal(case, kind, ends)].append(case)
+    if not groups:
+        return []
+    rows = ["| refused, because | cases | for instance |", "|---|---|---|"]
+    for words, named in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        rows.append(f"| {markdown(words)} | {len(named)} | `{named[0]}` |")
+    return [*rows, ""]
+
+
+def refusal(case: str, kind: str, ends: Mapping[tuple[str, str], Ending]) -> str:
+    """Why a kind refused a case; that the reference did is said once."""
+    reference = ends.get((case, REFERENCE))
+    if kind != REFERENCE and reference is not None and reference.end == "refused":
+        return AS_REFERENCE
+    return reason(ends[case, kind].why)
+
+
+def _by_operator(cases: Iterable[Case]) -> list[str]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for case in cases:
+        expanded = case.name.partition("_expanded")[1]
+        made_of = operators(case)
+        key = made_of[0] if len(made_of) == 1 else "several operators" + (" of a function" if expanded else "")
+        found[key].append(f"`{case.name.removeprefix('test_')}`")
+    return [f"- {operator}: {', '.join(names)}" for operator, names in sorted(found.items())]
+
+
+def _versions(kinds: Sequence[str]) -> str:
+    told = {"packager": __version__, "onnxruntime": importlib.metadata.version("onnxruntime")}
+    for kind in kinds:
+        if kind == REFERENCE:
+            continue
+        told |= tool_versions(kind_named(kind))
+        pins = kind_named(kind).facts.pins
+        told |= {f"{pins.get('package', kind)} ({kind})": pins[key] for key in ("version", "release") if key in pins}
+    return ", ".join(f"{name} {version}" for name, version in sorted(told.items()))
+
+
+def write(file: Path, text: str) -> None:
+    """Put it between the marks of the page."""
+    start, rest = file.read_text(encoding="utf-8").split(BEGIN)
+    _, end = rest.split(END)
+    file.write_text(start + BEGIN + "\n" + text + "\n" + END + end, encoding="utf-8")
