@@ -22,7 +22,7 @@ from packager.render import render
 from packager.room import Plan, Stage, kind_named
 from packager.selfcheck import ship_loader
 from packager.targets.tensorrt import compile as compiling
-from packager.targets.tensorrt import fit, infer
+from packager.targets.tensorrt import ep_context, fit, infer
 from packager.targets.tensorrt.library import Chosen, choose
 from packager.targets.tensorrt.options import Options
 from packager.targets.tensorrt.profiles import profiles_for, toml_key
@@ -58,9 +58,24 @@ def build_bundle(plan: Plan, stage: Stage) -> None:
         if engine is not None:
             (stage.folder / fit.ENGINE).write_bytes(engine)
         write_text(stage.folder / fit.SIDECAR, to_json(sidecar))
+    if engine is not None and options.ep_context != "off":
+        _write_context(onnx, stage.folder, sidecar)
     beside = {"fit.py": Path(fit.__file__), "build.py": Path(compiling.__file__)}
+    if options.ep_context != "off":
+        beside["ep_context.py"] = Path(ep_context.__file__)
     ship_loader(Path(infer.__file__), stage.folder, beside, package=__package__)
     _write_templates(plan, stage, sidecar)
+
+
+def _write_context(onnx: Path, folder: Path, sidecar: Mapping[str, Any]) -> None:
+    with storage_errors("writing the engine for ONNX Runtime"):
+        try:
+            ep_context.write_context(onnx, folder, sidecar)
+        except ValueError as error:
+            raise BuildError(str(error), "leave the engine in its file") from error
+    faults = ep_context.context_faults(folder, sidecar)
+    if faults:
+        raise BuildError("; ".join(faults), "leave ep_context off, and report this model")
 
 
 def _place_model(stage: Stage) -> Path:
@@ -100,6 +115,7 @@ def _wanted(plan: Plan, stage: Stage, model: Model, options: Options, chosen: Ch
         "strongly_typed": True,
         "tf32": options.tf32,
         "optimization_level": options.optimization_level,
+        "ep_context": options.ep_context,
         "profiles": [asdict(each) for each in profiles],
         "grid_sample": grid_sample_modes(model.structure),
         "wide_constants": _wide_constants(model.path) if chosen.builder == "tensorrt" else [],

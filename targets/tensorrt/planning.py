@@ -7,12 +7,15 @@ from packager.limits import check_operators, check_versions
 from packager.model import Signature
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
+from packager.targets.tensorrt.ep_context import SOURCES
 from packager.targets.tensorrt.library import Chosen, choose
 from packager.targets.tensorrt.options import Options
 from packager.targets.tensorrt.profiles import Profile, dim_keys, profiles_for
 from packager.targets.tensorrt.rules import Finding, notes, refusals, rewrites
 
 READER = "TensorRT's ONNX parser"
+PLUGIN = "onnxruntime-ep-nv-tensorrt-rtx-cu12"
+"""The package that brings ONNX Runtime's execution provider for TensorRT for RTX; ``target.toml`` pins it."""
 
 
 def plan_for(request: PlanRequest) -> Plan:
@@ -32,7 +35,12 @@ def plan_for(request: PlanRequest) -> Plan:
     profiles = profiles_for(request.target, signature, request.goldens, options)
     _check_options(options)
     chosen = choose(options)
-    steps = (*_reading(request), *_building(signature, options, chosen, profiles, request.precision))
+    steps = (
+        *_reading(request),
+        *_building(signature, options, chosen, profiles, request.precision),
+        *_for_runtime(request, options, chosen),
+        Step("Adding loaders in Python and C++"),
+    )
     return request.plan(signature, steps, _notes(request, chosen, options, signature), options)
 
 
@@ -97,8 +105,16 @@ def _building(
         settings += [("level", str(options.optimization_level))] if options.optimization_level is not None else []
     title = "Writing the recipe that builds the engine on the GPU machine" if chosen.lacking else "Building the engine"
     steps.append(Step(title, tuple(settings)))
-    steps.append(Step("Adding loaders in Python and C++"))
     return tuple(steps)
+
+
+def _for_runtime(request: PlanRequest, options: Options, chosen: Chosen) -> tuple[Step, ...]:
+    """The step that makes ``model_ctx.onnx``, where one is asked for, with the package that loads it."""
+    if options.ep_context == "off":
+        return ()
+    package = f"{PLUGIN}=={request.facts.pins[PLUGIN]}" if chosen.builder == "rtx" else "onnxruntime-gpu"
+    settings = (("engine", options.ep_context), ("provider", SOURCES[chosen.builder]), ("package", package))
+    return (Step("Adding the engine as ONNX Runtime takes it", settings),)
 
 
 def _notes(request: PlanRequest, chosen: Chosen, options: Options, signature: Signature) -> tuple[str, ...]:

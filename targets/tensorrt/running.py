@@ -17,6 +17,7 @@ from packager.bundle import open_bundle
 from packager.errors import VerificationError
 from packager.room import Runner, RuntimeInfo
 from packager.targets.tensorrt.building import binding_differences
+from packager.targets.tensorrt.ep_context import CONTEXT, context_faults
 from packager.targets.tensorrt.fit import BUILT, ENGINE, SIDECAR, Misfit, read_sidecar
 from packager.targets.tensorrt.infer import Model
 
@@ -54,7 +55,7 @@ def _engine(bundle: Path) -> tuple[Model, RuntimeInfo]:
         model.info["version"],
         model.info["device"],
         "runtime",
-        details=(("engine", model.info["engine"]),),
+        details=(("engine", model.info["engine"]), *_context_details(bundle)),
     )
     return model, info
 
@@ -69,9 +70,16 @@ def _proxy(bundle: Path, why: Misfit, builder: str) -> tuple[Model, RuntimeInfo]
     details = (
         ("engine", f"structural: parsed and built by {builder}, bindings checked, not executed"),
         ("model.onnx", f"proxy: executed in {ran} on CPU"),
+        *_context_details(bundle),
         ("reproducible", "model.engine's bytes may differ from build to build; all other files are the same"),
     )
     return model, RuntimeInfo(model.info["name"], model.info["version"], "CPU", "structural", reason, details)
+
+
+def _context_details(bundle: Path) -> tuple[tuple[str, str], ...]:
+    if not _has_context(bundle):
+        return ()
+    return ((CONTEXT, "structural: a valid model whose engine and signature are the bundle's, not executed"),)
 
 
 def _check_engine(bundle: Path) -> None:
@@ -83,6 +91,15 @@ def _check_engine(bundle: Path) -> None:
     differences = list(binding_differences(open_bundle(bundle).signature, read_sidecar(home)["bindings"]))
     if differences:
         raise ValueError(f"{home / SIDECAR} and bundle.json differ: {'; '.join(differences)}")
+    # build.py leaves the file out on a machine without the package onnx; in the bundle itself it must be.
+    if _has_context(bundle) and (home == bundle or (home / CONTEXT).is_file()):
+        faults = context_faults(home, read_sidecar(home))
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
+def _has_context(bundle: Path) -> bool:
+    return bool(read_sidecar(bundle).get("ep_context", "off") != "off")
 
 
 class _Runner:
