@@ -23,14 +23,12 @@ from packager.room import Plan, Stage, kind_named
 from packager.selfcheck import ship_loader
 from packager.targets.tensorrt import compile as compiling
 from packager.targets.tensorrt import ep_context, fit, infer
+from packager.targets.tensorrt.capabilities import capabilities
 from packager.targets.tensorrt.library import Chosen, choose
 from packager.targets.tensorrt.options import Options
 from packager.targets.tensorrt.profiles import profiles_for, toml_key
 from packager.targets.tensorrt.rewrite import ForTensorRT
 from packager.targets.tensorrt.rules import grid_sample_modes, rewrites
-
-RTX_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")
-"""What an engine of TensorRT for RTX is for where none is named, and later ones (CPU-only AOT, its documentation)."""
 
 CPP = ("CMakeLists.txt", "engine.hpp", "engine.cpp", "main.cpp")
 
@@ -98,16 +96,16 @@ def _place_model(stage: Stage) -> Path:
 def _wanted(plan: Plan, stage: Stage, model: Model, options: Options, chosen: Chosen) -> dict[str, Any]:
     """``engine.json`` as far as it is known before building; what building adds is empty."""
     profiles = profiles_for(plan.target, plan.signature, stage.goldens, options)
-    capabilities = (options.compute_capabilities or RTX_CAPABILITIES) if chosen.builder == "rtx" else ()
+    served, later = capabilities(options, model.structure, chosen)
     return {
         "schema": fit.SCHEMA,
         "recipe": bool(chosen.lacking),
         "builder": chosen.builder,
         "library": fit.NAMES[chosen.builder],
         "version": "",
-        "compute_capabilities": list(capabilities),
+        "compute_capabilities": list(served) if chosen.builder == "rtx" else [],
         "compute_capabilities_named": bool(options.compute_capabilities),
-        "later_too": chosen.builder == "rtx" and not options.compute_capabilities,
+        "later_too": later,
         "systems": [],
         "machines": [],
         "cuda": "",
