@@ -68,7 +68,10 @@ def test_the_npu_divides_rightly_where_it_turned_wrongly(tmp_path: Path, precisi
 def quantised(folder: Path) -> Path:
     """Three nodes between scales, the first two alike; and one between that has none."""
     scale = numpy_helper.from_array(np.float32(0.01), "s")
-    zero, eighth = numpy_helper.from_array(np.uint16(32768), "z"), numpy_helper.from_array(np.int8([[1] * 4] * 4), "k")
+    zero, eighth = (
+        numpy_helper.from_array(np.uint16(32768), "z"),
+        numpy_helper.from_array(np.ones((4, 4), np.int8), "k"),
+    )
     nodes = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q0"], name="in")]
     for number, operator in enumerate(["MatMul", "MatMul", "Add"]):
         nodes += [
@@ -111,5 +114,5 @@ def test_a_model_that_qnn_cant_finalise_is_refused_by_node(tmp_path: Path, monke
     monkeypatch.setattr(compiling, "_compile", refuse)
     path = quantised(tmp_path)
     with pytest.raises(BuildError, match=r"(?s)MEM_ALLOC.*node Add 'n/2:Add': QNN can't compile it alone") as caught:
-        compiled(path, tmp_path, Options.model_validate({}), None)  # type: ignore[arg-type]
+        compiled(path, tmp_path, Options.model_validate({}), None)
     assert "MatMul" not in caught.value.message

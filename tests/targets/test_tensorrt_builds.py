@@ -199,6 +199,7 @@ def test_precisions_are_changes_to_the_onnx_file(tmp_path: Path, precision: str)
     assert result.verdict is not None and result.verdict.transform is not None, "both parities are there"
     stood_in = "in float32 with every result rounded to bfloat16" in result.verdict.level_reason
     assert stood_in is (precision == "bf16")
+    assert ("has no\nbfloat16 there" in (folder / "README.md").read_text()) is stood_in
 
 
 def test_goldens_are_answered_exactly_by_the_onnx_file(orientation: tuple[TargetResult, Path]):
