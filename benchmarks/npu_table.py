@@ -39,6 +39,8 @@ SHAPES: dict[str, dict[str, int]] = {
     "surrogate_regressor": {"input:0": 1},
     "file_type": {"unk__214": 1},
     "silero_vad_16k": {"batch": 1, "sequence": 512},
+    "arabic_diacritics": {"batch_size": 1, "sequence": 16},
+    "text_encoder": {"batch": 1, "sequence": 16},
 }
 """Sizes that each model is compiled for."""
 

@@ -166,6 +166,7 @@ def transform(job: TransformJob) -> Transformed:
     Raises:
         Refused: a pass can't transform the model; nodes or tensors are named.
     """
+    from packager.float16_rounding import runnable
     from packager.reference import OrtSession, is_large
     from packager.transforming import apply
 
@@ -175,12 +176,13 @@ def transform(job: TransformJob) -> Transformed:
         context = Context(job.source, Path(name), goldens, golden.rules, job.calibration)
         applied = apply(job.passes, context, job.out / MODEL)
     model = open_model(job.out / MODEL)
-    session = OrtSession(job.out / MODEL, quantized=model.is_quantized, mapped=is_large(model))
     wanted = [spec.name for spec in model.signature.outputs if spec.name in golden.rules]
-    answered = [
-        GoldenCase(case.name, case.inputs, session.run(case.inputs, wanted, case.name), case.source, "transformed")
-        for case in goldens.cases
-    ]
+    with tempfile.TemporaryDirectory(prefix="packager-transform-") as name:
+        session = OrtSession(runnable(model, Path(name)), quantized=model.is_quantized, mapped=is_large(model))
+        answered = [
+            GoldenCase(case.name, case.inputs, session.run(case.inputs, wanted, case.name), case.source, "transformed")
+            for case in goldens.cases
+        ]
     expected = {case.name: case.outputs for case in goldens.cases}
     rules = {name: golden.rules[name] for name in wanted}
     results = [parity.compare_case(case.name, expected[case.name], case.outputs, rules) for case in answered]
@@ -191,7 +193,7 @@ def transform(job: TransformJob) -> Transformed:
     )  # fmt: skip
     overall = parity.judge(results)
     failed = next((case for case, result in zip(answered, results, strict=True) if not result.passed), None)
-    culprits = () if failed is None else _culprits(job.source, job.out / MODEL, failed)
+    culprits = () if failed is None else _culprits(job.source, model, failed)
     return Transformed(applied.passes, applied.notes, applied.bytes, distance(overall), overall.reasons, culprits)
 
 
@@ -213,11 +215,13 @@ def _fitting(job: TransformJob, goldens: GoldenSet) -> GoldenSet:
     return GoldenSet(fitting)
 
 
-def _culprits(before: Path, after: Path, case: GoldenCase) -> tuple[str, ...]:
+def _culprits(before: Path, after: Model, case: GoldenCase) -> tuple[str, ...]:
     """Where the transformed model leaves the model: the first node that differs clearly, then those that add most."""
+    from packager.float16_rounding import runnable
     from packager.transform_drift import drift, first_diverging, worst_first
 
-    found = drift(before, after, case.inputs)
+    with tempfile.TemporaryDirectory(prefix="packager-drift-") as name:
+        found = drift(before, runnable(after, Path(name)), case.inputs)
     first = first_diverging(found)
     worst = [str(each) for each in worst_first(found)[:MAX_CULPRITS]]
     return (*((f"the first to drift: {first}",) if first else ()), *(f"drifts most: {line}" for line in worst))

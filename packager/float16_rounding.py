@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packager.float16_rewrite import Work, cast_of, graphs_of, insert_behind, outputs_of, redirect, values_of
 from packager.float16_slots import TYPED_BY_CONTROL
+from packager.float16_types import infer_types
+from packager.model import Model
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -49,3 +52,35 @@ def round_between(model: ir.Model, low: ir.DataType) -> None:
             made = cast_of(work, output, "low", name, output)
             node.append(made)
             redirect(made.outputs[0], users, places)
+
+
+BFLOAT16 = 16
+"""Of ONNX's data types."""
+STANDS_IN = "in float32 with every result rounded to bfloat16, of which ONNX Runtime has no kernels on CPU"
+"""How :func:`runnable` has a bfloat16 model computed, as the end of a sentence."""
+
+
+def computes_in_bfloat16(model: Model) -> bool:
+    """Whether anything in a model is bfloat16, of which ONNX Runtime's CPU provider has hardly a kernel."""
+    structure = model.structure
+    return any(tensor.dtype == "bfloat16" for tensor in structure.tensors()) or any(
+        node.op_type == "Cast" and node.integer("to", 0) == BFLOAT16 for node in structure.walk()
+    )
+
+
+def runnable(model: Model, folder: Path) -> Path:
+    """A file that ONNX Runtime's CPU provider runs: the model's own, or one that stands in for bfloat16.
+
+    Args:
+        model: any.
+        folder: where the one that stands in goes, if one is needed.
+    """
+    if not computes_in_bfloat16(model):
+        return model.path
+    import onnx_ir as ir
+
+    made, path = ir.load(model.path), folder / "bfloat16.onnx"
+    infer_types(made)
+    round_between(made, ir.DataType.BFLOAT16)
+    ir.save(made, path, external_data=f"{path.name}.data")
+    return path

@@ -45,7 +45,7 @@ class PrecisionBounds:
 
 @dataclass(frozen=True)
 class Policy:
-    """A named policy: its bounds by precision (``fp32``, ``fp16``, ``bf16``, ``int8``, ``int4``)."""
+    """A named policy: its bounds by precision (``fp32``, ``fp16``, ``bf16``, ``int8``, ``fp8``, ``int4``)."""
 
     name: str
     summary: str

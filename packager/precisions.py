@@ -12,7 +12,7 @@ from pathlib import Path
 AUTO = "auto"
 """In a manifest: the smallest precision that passes the policy."""
 
-COARSENESS = ("fp32", "bf16", "fp16", "int8", "int4")
+COARSENESS = ("fp32", "bf16", "fp16", "int8", "fp8", "int4")
 """Precisions of policies from the finest to the coarsest, as far as judging goes."""
 
 

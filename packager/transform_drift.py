@@ -91,7 +91,7 @@ def drift(
     Raises:
         ModelError: one of the two can't be loaded or run.
     """
-    left, right = _Probe(reference), _Probe(other)
+    left, right = Probe(reference), Probe(other)
     common = set(right.made())
     nodes = {name: node for name, node in left.made().items() if name in common}
     names, found = list(nodes), list[NodeDrift]()
@@ -192,7 +192,7 @@ def run_session(session: ort.InferenceSession, names: list[str], feeds: Mapping[
     }
 
 
-class _Probe:
+class Probe:
     """A model whose intermediate tensors can be asked for."""
 
     def __init__(self, path: Path) -> None:
@@ -215,6 +215,11 @@ class _Probe:
         }
 
     def run(self, names: list[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and give the named tensors, inputs of the graph and intermediate ones too.
+
+        Raises:
+            ModelError: ONNX Runtime refuses the model, or the run failed.
+        """
         from onnx import helper
 
         kept = list(self._proto.graph.output)

@@ -20,23 +20,24 @@ from typing import TYPE_CHECKING, Literal
 
 from packager.errors import Refused
 from packager.float16_rules import constant, label_of
-from packager.golden_formats import read_goldens
 from packager.goldens import GoldenCase
-from packager.model import Signature, open_model
-from packager.names import nearest
+from packager.model import Signature
 from packager.room import Step
 from packager.transform import Context, Outcome
 from packager.transform_int8_linear import quantise_layers
 from packager.transform_int8_search import restore, searched
 from packager.transform_qdq import throughout
 from packager.transform_quantiser import (
-    CARRIERS,
     EXTERNAL_BYTES,
     Interface,
+    already_quantised,
+    calibration_cases,
+    excluded_nodes,
     finish,
     interface_of,
     is_large,
     name_nodes,
+    need_opset,
     prepare,
     quiet,
     reader,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 Method = Literal["minmax", "entropy", "percentile"]
 Scheme = Literal["qdq", "symmetric", "npu8", "npu16"]
 Activation = Literal["uint8", "int8", "uint16"]
-Weight = Literal["int8", "uint8"]
+Weight = Literal["int8", "uint8", "int16"]
 
 MIN_OPSET = {"dynamic": 11, "static": 13, "uint16": 21}
 """DynamicQuantizeLinear came with opset 11, per-channel QuantizeLinear with 13, its 16 bits with 21."""
@@ -106,10 +107,10 @@ class Int8Dynamic:
             Refused: the opset is below 11, an excluded node doesn't exist, nothing is left to quantise, or the model
                 drifts past the policy whatever is left out; nodes are named.
         """
-        if (left := _already(model)) is not None:
+        if (left := already_quantised(model)) is not None:
             return left
-        _need_opset(model, "dynamic", "dynamic quantisation")
-        interface, excluded = interface_of(model), _excluded(model, self.exclude, self.exclude_types)
+        need_opset(model, MIN_OPSET["dynamic"], "dynamic quantisation")
+        interface, excluded = interface_of(model), excluded_nodes(model, self.exclude, self.exclude_types)
         if is_large(model):
             name_nodes(model)
             size = f"{weight_bytes(model) / 1e9:.1f} GB of weights are too many"
@@ -217,21 +218,21 @@ class Int8Static:
                 exist, or the quantiser fails.
             GoldenError: the calibration files don't fit the model.
         """
-        if (left := _already(model)) is not None:
+        if (left := already_quantised(model)) is not None:
             return left
-        _need_opset(model, "static", "QuantizeLinear with a scale per channel")
+        need_opset(model, MIN_OPSET["static"], "QuantizeLinear with a scale per channel")
         if self.resolved()[0] == "uint16":
-            _need_opset(model, "uint16", "QuantizeLinear to 16 bits")
+            need_opset(model, MIN_OPSET["uint16"], "QuantizeLinear to 16 bits")
         if (size := weight_bytes(model)) > EXTERNAL_BYTES:
             raise Refused(
                 f"{size / 1e9:.1f} GB of weights are too many for static quantisation, which holds them in memory "
                 "several times",
                 "use int8-dynamic, int8-weights or fp16, which are streamed",
             )
-        interface, excluded = interface_of(model), _excluded(model, self.exclude, self.exclude_types)
+        interface, excluded = interface_of(model), excluded_nodes(model, self.exclude, self.exclude_types)
         before = prepare(model, context, self.name)
         quantised = context.folder / f"{self.name}-after.onnx"
-        self._quantise(before, quantised, excluded, self._cases(before, context))
+        self._quantise(before, quantised, excluded, calibration_cases(before, context, self.calibration))
 
         def make(kept: Collection[str]) -> Outcome:
             made = restore(before, quantised, kept)
@@ -246,7 +247,12 @@ class Int8Static:
         from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
         activation, weight, symmetric, reduced = self.resolved()
-        types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8, "uint16": QuantType.QUInt16}
+        types = {
+            "uint8": QuantType.QUInt8,
+            "int8": QuantType.QInt8,
+            "uint16": QuantType.QUInt16,
+            "int16": QuantType.QInt16,
+        }
         methods = {
             "minmax": CalibrationMethod.MinMax,
             "entropy": CalibrationMethod.Entropy,
@@ -254,7 +260,7 @@ class Int8Static:
         }
         options: dict[str, object] = {
             "ActivationSymmetric": symmetric,
-            "WeightSymmetric": weight == "int8",
+            "WeightSymmetric": weight in ("int8", "int16"),
             # Without, a Relu gives its output's name to what is before it, and names no longer tell tensors apart.
             "QDQKeepRemovableActivations": True,
             "QuantizeBias": self.scheme != "symmetric",
@@ -290,22 +296,6 @@ class Int8Static:
                 hint = "exclude the nodes it names" + ("" if self.method == "minmax" else ", or take method = minmax")
                 raise Refused(f"ONNX Runtime's quantiser failed: {error}", hint) from error
 
-    def _cases(self, source: Path, context: Context) -> Sequence[GoldenCase]:
-        """The calibration cases.
-
-        Raises:
-            Refused: there are none.
-        """
-        signature = open_model(source).signature
-        cases: Sequence[GoldenCase] = [case for case in context.goldens.cases if signature.takes(case.inputs)]
-        if self.calibration:
-            if context.calibration is None:
-                raise Refused("the files it was calibrated with aren't here", "build it again with its manifest")
-            cases = read_goldens(context.calibration, signature).cases
-        if not cases:
-            raise Refused("there is nothing to calibrate with", "give golden cases, or calibration_data")
-        return cases
-
 
 def _settings(chosen: Int8Dynamic | Int8Static, bits: str) -> tuple[tuple[str, str], ...]:
     found = [("scales", "per channel" if chosen.per_channel else "per tensor"), ("bits of a weight", bits)]
@@ -315,10 +305,6 @@ def _settings(chosen: Int8Dynamic | Int8Static, bits: str) -> tuple[tuple[str, s
     return tuple(found)
 
 
-def _nodes(model: ir.Model) -> list[ir.Node]:
-    return list(model.graph.all_nodes())
-
-
 def _others(
     model: ir.Model, excluded: Collection[str], operators: Mapping[str, int] = OTHER_OPERATORS
 ) -> list[ir.Node]:
@@ -326,7 +312,7 @@ def _others(
     import onnx_ir as ir
 
     found: list[ir.Node] = []
-    for node in _nodes(model):
+    for node in model.graph.all_nodes():
         place = operators.get(node.op_type)
         if place is None or node.name in excluded or place >= len(node.inputs):
             continue
@@ -342,31 +328,3 @@ def _left_in_float(nodes: Sequence[ir.Node], why: str) -> tuple[str, ...]:
         return ()
     more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
     return (f"left in float: {', '.join(label_of(node) for node in nodes[:_SHOWN])}{more} ({why})",)
-
-
-def _already(model: ir.Model) -> Outcome | None:
-    """The outcome for a model that is quantised already."""
-    found = [node for node in _nodes(model) if node.op_type in CARRIERS]
-    if not found:
-        return None
-    return Outcome(model, (f"left as it is: the model is quantised already ({label_of(found[0])})",))
-
-
-def _need_opset(model: ir.Model, key: str, what: str) -> None:
-    opset, least = model.graph.opset_imports.get("", 0), MIN_OPSET[key]
-    if opset < least:
-        raise Refused(f"{what} needs opset {least}, the model has {opset}", f"raise it first: opset = {least}")
-
-
-def _excluded(model: ir.Model, names: Sequence[str], types: Sequence[str]) -> list[str]:
-    """Names of the nodes to leave.
-
-    Raises:
-        Refused: no node has such a name.
-    """
-    known = {node.name: node for node in _nodes(model) if node.name}
-    for name in names:
-        if name not in known:
-            close = nearest(name, known)
-            raise Refused(f"exclude: no node '{name}'", f"did you mean '{close}'?" if close else "name a node")
-    return sorted({*names, *(name for name, node in known.items() if node.op_type in types)})

@@ -47,7 +47,7 @@ class Candidate:
     gain: float = 0.0
 
 
-def searched(make: Make, before: Path, context: Context, name: str) -> Outcome:
+def searched(make: Make, before: Path, context: Context, name: str, judged: str = "int8") -> Outcome:
     """Quantise; where that leaves the policy, keep nodes in float until it doesn't.
 
     Args:
@@ -55,11 +55,12 @@ def searched(make: Make, before: Path, context: Context, name: str) -> Outcome:
         before: the model to quantise, all of its nodes named.
         context: golden cases and rules.
         name: of the precision.
+        judged: the precision as policies name it.
 
     Raises:
         Refused: the outputs still leave the policy, or what must stay in float is so large that fp16 is smaller.
     """
-    outcome, wanted = make(()), goal(before, context, "int8")
+    outcome, wanted = make(()), goal(before, context, judged)
     path = _saved(outcome.model, context.folder / f"{name}-tried.onnx")
     tried = trial(path, wanted)
     if tried.case is None:
@@ -87,7 +88,7 @@ def searched(make: Make, before: Path, context: Context, name: str) -> Outcome:
         outcome = make(kept)
         failed = trial(_saved(outcome.model, path), wanted)
         if failed.case is None:
-            return Outcome(outcome.model, (*outcome.notes, *_notes(ranked[:count], share)))
+            return Outcome(outcome.model, (*outcome.notes, *_notes(ranked[:count], share, judged)))
     begins = f"\n  the first to drift: {first}" if first else ""
     raise Refused(
         failure(name, failed, drifts, len(kept)) + begins,
@@ -96,9 +97,9 @@ def searched(make: Make, before: Path, context: Context, name: str) -> Outcome:
     )
 
 
-def _notes(kept: Iterable[Candidate], share: float) -> tuple[str, ...]:
+def _notes(kept: Iterable[Candidate], share: float, judged: str) -> tuple[str, ...]:
     kept = tuple(kept)
-    notes = [f"kept in float: {each.label} (int8 costs {each.gain:.0%} of what the policy allows)" for each in kept]
+    notes = [f"kept in float: {each.label} ({judged} costs {each.gain:.0%} of what the policy allows)" for each in kept]
     if len(notes) > _LISTED:
         notes = [*notes[:_LISTED], f"kept in float: {len(notes) - _LISTED} more nodes that drift"]
     return (*notes, f"{share:.0%} of the quantisable weights stay in float, so that the outputs hold")

@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packager.errors import Refused
+from packager.float16_rules import label_of
+from packager.golden_formats import read_goldens
 from packager.goldens import Array, GoldenCase
-from packager.model import QUANTIZED_OPERATORS
+from packager.model import QUANTIZED_OPERATORS, open_model
+from packager.names import nearest
 from packager.transform import Context, Outcome
 from packager.transform_graphs import fresh
 
@@ -89,6 +92,57 @@ def unpack_weights(model: ir.Model) -> None:
     for name, value in list(model.graph.initializers.items()):
         if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
             del model.graph.initializers[name]
+
+
+def already_quantised(model: ir.Model) -> Outcome | None:
+    """The outcome for a model that is quantised already."""
+    found = next((node for node in model.graph.all_nodes() if node.op_type in CARRIERS), None)
+    if found is None:
+        return None
+    return Outcome(model, (f"left as it is: the model is quantised already ({label_of(found)})",))
+
+
+def need_opset(model: ir.Model, least: int, what: str) -> None:
+    """Refuse a model of an operator set below ``least``.
+
+    Raises:
+        Refused: it is; ``what`` needs more.
+    """
+    opset = model.graph.opset_imports.get("", 0)
+    if opset < least:
+        raise Refused(f"{what} needs opset {least}, the model has {opset}", f"raise it first: opset = {least}")
+
+
+def excluded_nodes(model: ir.Model, names: Sequence[str], types: Sequence[str]) -> list[str]:
+    """Names of the nodes to leave.
+
+    Raises:
+        Refused: no node has such a name.
+    """
+    known = {node.name: node for node in model.graph.all_nodes() if node.name}
+    for name in names:
+        if name not in known:
+            close = nearest(name, known)
+            raise Refused(f"exclude: no node '{name}'", f"did you mean '{close}'?" if close else "name a node")
+    return sorted({*names, *(name for name, node in known.items() if node.op_type in types)})
+
+
+def calibration_cases(source: Path, context: Context, files: str) -> Sequence[GoldenCase]:
+    """The cases to calibrate with: the context's own files where ``files`` has their digest, else the golden cases.
+
+    Raises:
+        Refused: there are none.
+        GoldenError: the files don't fit the model.
+    """
+    signature = open_model(source).signature
+    cases: Sequence[GoldenCase] = [case for case in context.goldens.cases if signature.takes(case.inputs)]
+    if files:
+        if context.calibration is None:
+            raise Refused("the files it was calibrated with aren't here", "build it again with its manifest")
+        cases = read_goldens(context.calibration, signature).cases
+    if not cases:
+        raise Refused("there is nothing to calibrate with", "give golden cases, or calibration_data")
+    return cases
 
 
 Interface = dict[str, tuple["ir.TypeProtocol | None", "ir.Shape | None"]]

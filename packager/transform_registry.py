@@ -24,6 +24,7 @@ PASSES: Mapping[str, str] = {
     "drop-unused-imports": "packager.transform_versions:DropUnusedImports",
     "fold": "packager.transform_shapes:Fold",
     "fold-batchnorm": "packager.transform_batchnorm:FoldBatchNorm",
+    "fp8": "packager.transform_fp8:Float8",
     "fp16": "packager.transform_float16:Float16",
     "fp16-weights": "packager.transform_float16_weights:HalfWeights",
     "inline-functions": "packager.transform_versions:InlineFunctions",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from packager.checking import is_known, objection
 from packager.errors import BuildError, InternalError, ModelError, PackagerError
 from packager.files import clone_file
+from packager.float16_rounding import runnable
 from packager.goldens import GoldenSet
 from packager.model import Model, Signature, TensorSpec, open_model
 from packager.transform import Context, Pass
@@ -156,7 +157,8 @@ def _checked(source: Path, out: Path, signature: Signature, check_runtime: bool)
     _check_onnx(source, out, opened)
     if check_runtime:
         try:
-            loaded_in_runtime(out)
+            with tempfile.TemporaryDirectory(prefix="packager-loading-") as name:
+                loaded_in_runtime(runnable(opened, Path(name)))
         except ModelError as error:
             raise BuildError(f"the transformed model doesn't load: {error.message}", error.hint) from error
     return opened

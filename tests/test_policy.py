@@ -36,7 +36,7 @@ def node(operator: str, source: str = "x", result: str = "y", **attributes: int)
 
 
 def test_every_policy_judges_every_precision_by_something_that_always_applies():
-    assert set(policies()["default-1"].precisions) == {"fp32", "fp16", "bf16", "int8", "int4"}
+    assert set(policies()["default-1"].precisions) == {"fp32", "fp16", "bf16", "int8", "fp8", "int4"}
     for each in policies().values():
         for bounds in each.precisions.values():
             tolerance = bounds.tolerance
@@ -51,7 +51,7 @@ def test_fp32_is_judged_absolutely_and_by_magnitude():
 
 def test_less_precision_never_means_a_tighter_scaled_bound():
     each = policies()["default-1"].precisions
-    scaled = [each[precision].tolerance.scaled or 0 for precision in ("fp32", "fp16", "bf16", "int8", "int4")]
+    scaled = [each[precision].tolerance.scaled or 0 for precision in ("fp32", "fp16", "bf16", "int8", "fp8", "int4")]
     assert scaled == sorted(scaled)
 
 
@@ -112,7 +112,7 @@ def test_a_malformed_override_names_its_place(bounds, message):
 
 @pytest.mark.parametrize(
     ("name", "precision", "hint"),
-    [("defalt-1", "fp32", "default-1"), ("default-1", "fp8", "fp"), ("default-1", "xyz", "it has: fp32, fp16")],
+    [("defalt-1", "fp32", "default-1"), ("default-1", "fp4", "fp"), ("default-1", "xyz", "it has: fp32, fp16")],
 )
 def test_unknown_policies_and_precisions_get_a_hint(name, precision, hint):
     with pytest.raises(ManifestError) as caught:

@@ -21,6 +21,7 @@ from packager.room import Plan, Stage, kind_named
 from packager.selfcheck import ship_loader
 from packager.targets.npu import infer
 from packager.targets.npu.coverage import Coverage, read_trace
+from packager.targets.npu.culprits import culprits
 from packager.targets.npu.options import Options
 
 COVERAGE = "coverage.json"
@@ -76,11 +77,35 @@ def compiled(model: Path, folder: Path, options: Options, structure: Structure) 
     """Write the context model and its binary into ``folder``, and say which nodes QNN took.
 
     Raises:
-        BuildError: QNN refused.
+        BuildError: QNN refused; nodes that it can't compile alone are named.
     """
+    folder, data = folder.resolve(), model.read_bytes()
+    with tempfile.TemporaryDirectory(prefix="packager-qnn-") as name:
+        try:
+            _compile(data, folder, options, name)
+        except Exception as error:  # ONNX Runtime's exception types are not public
+            named = "".join(
+                f"\n  node {label}: QNN can't compile it alone either" for label in _refused(model, options)
+            )
+            raise BuildError(
+                f"QNN can't compile the model: {infer.one_line(error)}{named}",
+                "try another htp_arch or precision, or export the model without the node that it names",
+            ) from error
+        found = read_trace(Path(name), structure)
+    if not (folder / infer.CONTEXT).is_file() or not (folder / infer.BINARY).is_file():
+        nodes = objections(found.on_cpu, "fallback")
+        raise BuildError(
+            f"QNN took no node of the model, so there is no context binary{node_lines(nodes)}",
+            "choose another target for this model",
+            nodes,
+        )
+    return found
+
+
+def _compile(data: bytes, folder: Path, options: Options, traces: str) -> None:
+    """Have ONNX Runtime write a context into ``folder``; QNN works, and traces which nodes it takes, in ``traces``."""
     import onnxruntime_qnn
 
-    folder = folder.resolve()
     runtime = infer.load_runtime()
     settings = runtime.SessionOptions()
     settings.log_severity_level = infer.FATAL
@@ -90,31 +115,29 @@ def compiled(model: Path, folder: Path, options: Options, structure: Structure) 
         ("ep.context_file_path", str(folder / infer.CONTEXT)),
     ):
         settings.add_session_config_entry(key, value)
-    data = model.read_bytes()
-    with tempfile.TemporaryDirectory(prefix="packager-qnn-") as name, contextlib.chdir(name):
-        chosen = {
-            **infer.provider_options(options.model_dump(), onnxruntime_qnn.get_qnn_htp_path()),
-            "htp_graph_finalization_optimization_mode": str(options.optimisation),
-            "enable_framework_op_trace": "1",
-            "framework_op_trace_dir": name,
-        }
-        try:
-            settings.add_provider_for_devices([infer.find_device(runtime)], chosen)
-            session = runtime.InferenceSession(data, settings)
-        except Exception as error:  # ONNX Runtime's exception types are not public
-            raise BuildError(
-                f"QNN can't compile the model: {infer.one_line(error)}",
-                "try another htp_arch or precision, or export the model without the node that it names",
-            ) from error
-        found = read_trace(Path(name), structure)
-        del session
-    if not (folder / infer.CONTEXT).is_file() or not (folder / infer.BINARY).is_file():
-        nodes = objections(found.on_cpu, "fallback")
-        raise BuildError(
-            f"QNN took no node of the model, so there is no context binary{node_lines(nodes)}",
-            "choose another target for this model",
-            nodes,
-        )
+    chosen = {
+        **infer.provider_options(options.model_dump(), onnxruntime_qnn.get_qnn_htp_path()),
+        "htp_graph_finalization_optimization_mode": str(options.optimisation),
+        "enable_framework_op_trace": "1",
+        "framework_op_trace_dir": traces,
+    }
+    with contextlib.chdir(traces):
+        settings.add_provider_for_devices([infer.find_device(runtime)], chosen)
+        runtime.InferenceSession(data, settings)
+
+
+def _refused(model: Path, options: Options) -> list[str]:
+    """Nodes that QNN can't compile by themselves."""
+
+    def compiles(data: bytes) -> bool:
+        with tempfile.TemporaryDirectory(prefix="packager-qnn-") as name:
+            try:
+                _compile(data, Path(name), options, name)
+            except Exception:  # noqa: BLE001 - ONNX Runtime's exception types are not public
+                return False
+            return True
+
+    found: list[str] = culprits(model, compiles)
     return found
 
 

@@ -22,15 +22,13 @@ from packager.render import render
 from packager.room import Answer, Plan, Stage, kind_named
 from packager.selfcheck import ship_loader
 from packager.targets.tensorrt import compile as compiling
-from packager.targets.tensorrt import fit, infer
+from packager.targets.tensorrt import ep_context, fit, infer
+from packager.targets.tensorrt.capabilities import capabilities
 from packager.targets.tensorrt.library import Chosen, choose
 from packager.targets.tensorrt.options import Options
 from packager.targets.tensorrt.profiles import profiles_for, toml_key
 from packager.targets.tensorrt.rewrite import ForTensorRT
 from packager.targets.tensorrt.rules import grid_sample_modes, rewrites
-
-RTX_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")
-"""What an engine of TensorRT for RTX is for where none is named, and later ones (CPU-only AOT, its documentation)."""
 
 CPP = ("CMakeLists.txt", "engine.hpp", "engine.cpp", "main.cpp")
 
@@ -58,7 +56,11 @@ def build_bundle(plan: Plan, stage: Stage) -> None:
         if engine is not None:
             (stage.folder / fit.ENGINE).write_bytes(engine)
         write_text(stage.folder / fit.SIDECAR, to_json(sidecar))
+    if engine is not None and options.ep_context != "off":
+        _write_context(onnx, stage.folder, sidecar)
     beside = {"fit.py": Path(fit.__file__), "build.py": Path(compiling.__file__)}
+    if options.ep_context != "off":
+        beside["ep_context.py"] = Path(ep_context.__file__)
     ship_loader(Path(infer.__file__), stage.folder, beside, package=__package__)
     _write_templates(plan, stage, sidecar)
 
@@ -82,6 +84,17 @@ def queried(plan: Plan, stage: Stage) -> Answer:
     return Answer(f"the parser of {judge}")
 
 
+def _write_context(onnx: Path, folder: Path, sidecar: Mapping[str, Any]) -> None:
+    with storage_errors("writing the engine for ONNX Runtime"):
+        try:
+            ep_context.write_context(onnx, folder, sidecar)
+        except ValueError as error:
+            raise BuildError(str(error), "leave the engine in its file") from error
+    faults = ep_context.context_faults(folder, sidecar)
+    if faults:
+        raise BuildError("; ".join(faults), "leave ep_context off, and report this model")
+
+
 def _place_model(stage: Stage) -> Path:
     """``model.onnx``, rewritten where it must be; data files have names of our own."""
     from packager.files import clone_file
@@ -102,16 +115,16 @@ def _place_model(stage: Stage) -> Path:
 def _wanted(plan: Plan, stage: Stage, model: Model, options: Options, chosen: Chosen) -> dict[str, Any]:
     """``engine.json`` as far as it is known before building; what building adds is empty."""
     profiles = profiles_for(plan.target, plan.signature, stage.goldens, options)
-    capabilities = (options.compute_capabilities or RTX_CAPABILITIES) if chosen.builder == "rtx" else ()
+    served, later = capabilities(options, model.structure, chosen)
     return {
         "schema": fit.SCHEMA,
         "recipe": bool(chosen.lacking),
         "builder": chosen.builder,
         "library": fit.NAMES[chosen.builder],
         "version": "",
-        "compute_capabilities": list(capabilities),
+        "compute_capabilities": list(served) if chosen.builder == "rtx" else [],
         "compute_capabilities_named": bool(options.compute_capabilities),
-        "later_too": chosen.builder == "rtx" and not options.compute_capabilities,
+        "later_too": later,
         "systems": [],
         "machines": [],
         "cuda": "",
@@ -119,6 +132,7 @@ def _wanted(plan: Plan, stage: Stage, model: Model, options: Options, chosen: Ch
         "strongly_typed": True,
         "tf32": options.tf32,
         "optimization_level": options.optimization_level,
+        "ep_context": options.ep_context,
         "profiles": [asdict(each) for each in profiles],
         "grid_sample": grid_sample_modes(model.structure),
         "wide_constants": _wide_constants(model.path) if chosen.builder == "tensorrt" else [],

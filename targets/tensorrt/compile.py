@@ -270,6 +270,16 @@ def shipped_facts(trt: Any, builder: str) -> dict[str, Any]:  # noqa: ANN401
     return facts | ({} if int(status) else {"cuda": f"{version // 1000}.{version % 1000 // 10}"})
 
 
+def _write_context(folder: Path, out: Path, sidecar: Mapping[str, Any]) -> None:
+    """The engine as ONNX Runtime takes it; without it the engine is still built."""
+    from packager.targets.tensorrt.ep_context import CONTEXT, write_context
+
+    try:
+        write_context(folder / ONNX, out, sidecar)
+    except (ImportError, ValueError) as error:
+        print(f"no {CONTEXT}: {error}", file=sys.stderr)  # noqa: T201
+
+
 def main(folder: Path) -> int:
     """Build beside this file. Returns the exit status."""
     out = folder / BUILT
@@ -290,6 +300,8 @@ def main(folder: Path) -> int:
     wanted["bindings"] = list(made.bindings)
     (out / ENGINE).write_bytes(made.data)
     (out / SIDECAR).write_text(json.dumps(wanted, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if wanted.get("ep_context", "off") != "off":
+        _write_context(folder, out, wanted)
     print(f"{out / ENGINE}: {len(made.data)} bytes, {wanted['library']} {wanted['version']}")  # noqa: T201
     return 0
 

@@ -53,6 +53,7 @@ class Model:
         runtime_cache: a file for the kernels that TensorRT for RTX compiles when an engine first runs: read if it is
             there, written after the first run. ``None`` takes ``TENSORRT_RUNTIME_CACHE`` of the environment, else none.
         through: ``engine`` or ``onnxruntime``; ``None`` takes ``TENSORRT_THROUGH`` of the environment, else ``engine``.
+        onnx: the file that ``onnxruntime`` runs; ``None`` takes ``model.onnx``.
 
     Attributes:
         info: ``name``, ``version``, ``device`` and ``level`` of what runs the model.
@@ -69,6 +70,7 @@ class Model:
         device: int = 0,
         runtime_cache: str | Path | None = None,
         through: str | None = None,
+        onnx: str | Path | None = None,
     ) -> None:
         folder = Path(folder)
         self._description = read_description(folder)
@@ -78,7 +80,9 @@ class Model:
             raise ValueError(f"through is '{through}': it is engine or onnxruntime")
         cache = runtime_cache or os.environ.get("TENSORRT_RUNTIME_CACHE")
         self._session: _Engine | _Onnx = (
-            _Engine(folder, device, None if cache is None else Path(cache)) if through == "engine" else _Onnx(folder)
+            _Engine(folder, device, None if cache is None else Path(cache))
+            if through == "engine"
+            else _Onnx(folder, Path(onnx or folder / "model.onnx"))
         )
         self.info = dict(self._session.info)
 
@@ -103,7 +107,7 @@ class Model:
 class _Onnx:
     """``model.onnx`` in ONNX Runtime on CPU, without graph optimisation."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, file: Path) -> None:
         import onnxruntime as ort
 
         ort.disable_telemetry_events()
@@ -111,7 +115,10 @@ class _Onnx:
         options.log_severity_level = 3
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.x64quantprecision", "1")
-        self._session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
+        try:
+            self._session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # it has no bfloat16 on CPU, for one
+            raise RuntimeError(f"ONNX Runtime can't run {file.name}: {' '.join(str(error).split())[:500]}") from error
         # Of the engine itself this says nothing: it keeps the level of having been built.
         level = "none" if read_sidecar(folder)["recipe"] else "structural"
         reason = "model.onnx, from which the engine is built, ran instead of it: proxy for that file only"

@@ -42,6 +42,11 @@ class Options(RoomOptions):
         strict=False,
         description="builder rtx: GPUs the engine is for. None named: 8.0, 8.6, 8.9, 12.0 and later, from Ampere on.",
     )
+    ep_context: Literal["off", "beside", "inside"] = Field(
+        "off",
+        description="add model_ctx.onnx, the engine as ONNX Runtime's execution provider for TensorRT takes it, an "
+        "EPContext node. beside: it names model.engine. inside: it holds the engine too, up to 2 GB.",
+    )
     tf32: bool = Field(
         False,
         description="let float32 matrix products and convolutions use TF32, quicker and about 3e-4 off; NVIDIA's own "

@@ -7,12 +7,16 @@ from packager.limits import check_nodes, check_operators, check_versions
 from packager.model import Signature
 from packager.room import Limits, Plan, PlanRequest, Step
 from packager.shapes import pin_shapes
+from packager.targets.tensorrt.capabilities import capabilities
+from packager.targets.tensorrt.ep_context import SOURCES
 from packager.targets.tensorrt.library import Chosen, choose
 from packager.targets.tensorrt.options import Options
 from packager.targets.tensorrt.profiles import Profile, dim_keys, profiles_for
 from packager.targets.tensorrt.rules import notes, refusals, rewrites
 
 READER = "TensorRT's ONNX parser"
+PLUGIN = "onnxruntime-ep-nv-tensorrt-rtx-cu12"
+"""The package that brings ONNX Runtime's execution provider for TensorRT for RTX; ``target.toml`` pins it."""
 
 
 def plan_for(request: PlanRequest) -> Plan:
@@ -32,7 +36,13 @@ def plan_for(request: PlanRequest) -> Plan:
     profiles = profiles_for(request.target, signature, request.goldens, options)
     _check_options(options)
     chosen = choose(options)
-    steps = (*_reading(request), *_building(signature, options, chosen, profiles, request.precision))
+    served = capabilities(options, request.model.structure, chosen)
+    steps = (
+        *_reading(request),
+        *_building(signature, chosen, profiles, _settings(request, options, chosen, served)),
+        *_for_runtime(request, options, chosen),
+        Step("Adding loaders in Python and C++"),
+    )
     return request.plan(signature, steps, _notes(request, chosen, options, signature), options)
 
 
@@ -79,7 +89,10 @@ def _reading(request: PlanRequest) -> tuple[Step, ...]:
 
 
 def _building(
-    signature: Signature, options: Options, chosen: Chosen, profiles: tuple[Profile, ...], precision: str
+    signature: Signature,
+    chosen: Chosen,
+    profiles: tuple[Profile, ...],
+    settings: tuple[tuple[str, str], ...],
 ) -> tuple[Step, ...]:
     ranges = {
         key: " to ".join(str(profile.shapes[which][axis]) for which in (0, 1, 2))
@@ -87,17 +100,32 @@ def _building(
         for axis, key in dim_keys(spec).items()
     }
     steps = [Step("Giving the profile", tuple(ranges.items()))] if ranges else []
-    settings = [("builder", chosen.builder), ("precision", precision), ("TF32", "on" if options.tf32 else "off")]
-    if chosen.builder == "rtx":
-        settings.append(("compute capabilities", ", ".join(options.compute_capabilities) or "8.0 and later"))
-    else:
-        settings += [("version", chosen.version)] if chosen.version else []
-        settings += [("compute capability", chosen.capability)] if chosen.capability else []
-        settings += [("level", str(options.optimization_level))] if options.optimization_level is not None else []
     title = "Writing the recipe that builds the engine on the GPU machine" if chosen.lacking else "Building the engine"
-    steps.append(Step(title, tuple(settings)))
-    steps.append(Step("Adding loaders in Python and C++"))
-    return tuple(steps)
+    return (*steps, Step(title, settings))
+
+
+def _settings(
+    request: PlanRequest, options: Options, chosen: Chosen, served: tuple[tuple[str, ...], bool]
+) -> tuple[tuple[str, str], ...]:
+    """What decides the engine beside model and profile."""
+    capable, later = served
+    found = [("builder", chosen.builder), ("precision", request.precision), ("TF32", "on" if options.tf32 else "off")]
+    if chosen.builder == "rtx":
+        least = f"{capable[0]} and later"
+        return (*found, ("compute capabilities", least if later else ", ".join(capable)))
+    found += [("version", chosen.version)] if chosen.version else []
+    found += [("compute capability", chosen.capability)] if chosen.capability else []
+    found += [("level", str(options.optimization_level))] if options.optimization_level is not None else []
+    return tuple(found)
+
+
+def _for_runtime(request: PlanRequest, options: Options, chosen: Chosen) -> tuple[Step, ...]:
+    """The step that makes ``model_ctx.onnx``, where one is asked for, with the package that loads it."""
+    if options.ep_context == "off":
+        return ()
+    package = f"{PLUGIN}=={request.facts.pins[PLUGIN]}" if chosen.builder == "rtx" else "onnxruntime-gpu"
+    settings = (("engine", options.ep_context), ("provider", SOURCES[chosen.builder]), ("package", package))
+    return (Step("Adding the engine as ONNX Runtime takes it", settings),)
 
 
 def _notes(request: PlanRequest, chosen: Chosen, options: Options, signature: Signature) -> tuple[str, ...]:

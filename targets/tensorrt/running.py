@@ -8,6 +8,7 @@ the verdict states both. A recipe has no engine at all: ``none``, and nothing is
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +16,12 @@ from typing import TYPE_CHECKING
 
 from packager.bundle import open_bundle
 from packager.errors import VerificationError
+from packager.float16_rounding import STANDS_IN, computes_in_bfloat16, runnable
+from packager.model import open_model
 from packager.room import Runner, RuntimeInfo
 from packager.targets.tensorrt.building import binding_differences
+from packager.targets.tensorrt.compile import ONNX
+from packager.targets.tensorrt.ep_context import CONTEXT, context_faults
 from packager.targets.tensorrt.fit import BUILT, ENGINE, SIDECAR, Misfit, read_sidecar
 from packager.targets.tensorrt.infer import Model
 
@@ -41,7 +46,8 @@ def loaded(bundle: Path) -> Iterator[Runner]:
         try:
             model, info = _engine(bundle)
         except Misfit as error:
-            model, info = _proxy(bundle, error, f"{sidecar['library']} {sidecar['version']}")
+            with tempfile.TemporaryDirectory(prefix="packager-tensorrt-") as name:
+                model, info = _proxy(bundle, error, f"{sidecar['library']} {sidecar['version']}", Path(name))
     except (ValueError, RuntimeError) as error:
         raise VerificationError(str(error), "build the bundle again") from error
     yield _Runner(model, info)
@@ -54,24 +60,34 @@ def _engine(bundle: Path) -> tuple[Model, RuntimeInfo]:
         model.info["version"],
         model.info["device"],
         "runtime",
-        details=(("engine", model.info["engine"]),),
+        details=(("engine", model.info["engine"]), *_context_details(bundle)),
     )
     return model, info
 
 
-def _proxy(bundle: Path, why: Misfit, builder: str) -> tuple[Model, RuntimeInfo]:
-    model = Model(bundle, through="onnxruntime")
+def _proxy(bundle: Path, why: Misfit, builder: str, folder: Path) -> tuple[Model, RuntimeInfo]:
+    """``model.onnx`` in ONNX Runtime, or what stands in for it where that has no kernels."""
+    opened = open_model(bundle / ONNX)
+    model = Model(bundle, through="onnxruntime", onnx=runnable(opened, folder))
     ran = f"{model.info['name']} {model.info['version']}"
+    ran += f", {STANDS_IN}" if computes_in_bfloat16(opened) else ""
     reason = (
         f"the engine wasn't executed here ({'; '.join(why.reasons)}): structural, it was parsed and built by {builder} "
         f"and its bindings are the model's; model.onnx, which it was built from, answered the goldens: proxy, {ran}"
     )
     details = (
         ("engine", f"structural: parsed and built by {builder}, bindings checked, not executed"),
-        ("model.onnx", f"proxy: executed in {ran} on CPU"),
+        (ONNX, f"proxy: executed on CPU by {ran}"),
+        *_context_details(bundle),
         ("reproducible", "model.engine's bytes may differ from build to build; all other files are the same"),
     )
     return model, RuntimeInfo(model.info["name"], model.info["version"], "CPU", "structural", reason, details)
+
+
+def _context_details(bundle: Path) -> tuple[tuple[str, str], ...]:
+    if not _has_context(bundle):
+        return ()
+    return ((CONTEXT, "structural: a valid model whose engine and signature are the bundle's, not executed"),)
 
 
 def _check_engine(bundle: Path) -> None:
@@ -83,6 +99,15 @@ def _check_engine(bundle: Path) -> None:
     differences = list(binding_differences(open_bundle(bundle).signature, read_sidecar(home)["bindings"]))
     if differences:
         raise ValueError(f"{home / SIDECAR} and bundle.json differ: {'; '.join(differences)}")
+    # build.py leaves the file out on a machine without the package onnx; in the bundle itself it must be.
+    if _has_context(bundle) and (home == bundle or (home / CONTEXT).is_file()):
+        faults = context_faults(home, read_sidecar(home))
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
+def _has_context(bundle: Path) -> bool:
+    return bool(read_sidecar(bundle).get("ep_context", "off") != "off")
 
 
 class _Runner:

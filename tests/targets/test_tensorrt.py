@@ -432,3 +432,68 @@ def test_what_verification_reaches_here_is_the_engine_where_a_gpu_is(monkeypatch
     monkeypatch.setattr("packager.targets.tensorrt.fit.look", lambda *_: bare)
     found = reach_of(kind_named("tensorrt"), this_host())
     assert found.level == "structural" and "no CUDA device 0 is here" in found.reason
+
+
+# What a model's dtypes ask of a GPU
+
+
+def eighths(folder: Path, dtype: int) -> Path:
+    """A product whose activations and weights are rounded to a dtype, which comes with the model."""
+    attribute = {"output_dtype": dtype}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s"], ["q"], **attribute),
+        helper.make_node("DequantizeLinear", ["q", "s"], ["d"]),
+        helper.make_node("QuantizeLinear", ["w", "s"], ["r"], **attribute),
+        helper.make_node("DequantizeLinear", ["r", "s"], ["e"]),
+        helper.make_node("MatMul", ["d", "e"], ["y"]),
+    ]
+    constants = [array("s", np.float32(0.01)), array("w", np.ones((16, 16), np.float32))]
+    inputs = [value("x", FLOAT, [4, 16])]
+    return saved(folder, nodes, inputs, [value("y", FLOAT, [4, 16])], constants, opset=21, ir=10)
+
+
+def test_an_fp8_engine_is_for_gpus_that_have_fp8(tmp_path: Path):
+    plan, folder = built(eighths(tmp_path, TensorProto.FLOAT8E4M3FN), tmp_path / "out")
+    facts = sidecar(folder)
+    assert (facts["compute_capabilities"], facts["later_too"]) == (["8.9", "12.0"], True)
+    assert ("compute capabilities", "8.9 and later") in [pair for step in plan.steps for pair in step.settings]
+
+
+@pytest.mark.parametrize("older", ["7.5", "8.0", "8.6"])
+def test_an_older_gpu_is_refused_for_fp8_before_building(tmp_path: Path, older: str):
+    asked = request(eighths(tmp_path, TensorProto.FLOAT8E4M3FN), compute_capabilities=[older, "12.0"])
+    with pytest.raises(Refused, match=rf"capability {older} have no float8e4m3fn; they have it from 8\.9 on"):
+        tensorrt.plan(asked)
+
+
+def test_int8_is_for_every_gpu(tmp_path: Path):
+    plan = tensorrt.plan(request(eighths(tmp_path, TensorProto.INT8), compute_capabilities=["7.5"]))
+    assert ("compute capabilities", "7.5") in [pair for step in plan.steps for pair in step.settings]
+
+
+def test_the_builder_indeed_refuses_fp8_for_an_older_gpu(tmp_path: Path):
+    """The reason for the rule, and that 8.9 is where it ends."""
+    import tensorrt_rtx_bindings as trt
+
+    from packager.targets.tensorrt.compile import Failed, compile_engine
+
+    path = eighths(tmp_path, TensorProto.FLOAT8E4M3FN)
+    wanted = {
+        "builder": "rtx", "tf32": False, "compute_capabilities_named": True, "grid_sample": [], "profiles": [],
+    }  # fmt: skip
+    assert compile_engine(trt, path, wanted | {"compute_capabilities": ["8.9"]}).data
+    with pytest.raises(Failed, match="HW-specific datatypes: fp8_e4m3"):
+        compile_engine(trt, path, wanted | {"compute_capabilities": ["8.6"]})
+
+
+def test_bfloat16_isnt_for_turing(tmp_path: Path):
+    nodes = [
+        helper.make_node("Cast", ["x"], ["h"], to=TensorProto.BFLOAT16),
+        helper.make_node("Mul", ["h", "c"], ["m"]),
+        helper.make_node("Cast", ["m"], ["y"], to=FLOAT),
+    ]
+    held = helper.make_tensor("c", TensorProto.BFLOAT16, [1], [2.0])
+    path = saved(tmp_path, nodes, [value("x", FLOAT, [4])], [value("y", FLOAT, [4])], [held])
+    one = {"x": np.ones(4, np.float32)}
+    with pytest.raises(Refused, match=r"capability 7\.5 have no bfloat16; they have it from 8\.0 on"):
+        tensorrt.plan(request(path, cases(one), compute_capabilities=["7.5"]))

@@ -166,7 +166,7 @@ def test_a_real_model_of_byte_quantisation_is_refused_by_node(tmp_path: Path, co
     assert "'/decoder/Transpose_output_0_DequantizeLinear'" in result.message
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8-static", "int8-weights"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8-static", "int8-weights", "fp8"])
 def test_precisions_are_changes_to_the_onnx_file(tmp_path: Path, precision: str):
     nodes = [
         helper.make_node("Conv", ["image:0", "k"], ["c"], name="conv/1:0", pads=[1, 1, 1, 1]),
@@ -183,21 +183,23 @@ def test_precisions_are_changes_to_the_onnx_file(tmp_path: Path, precision: str)
     made = onnx.load(folder / "model.onnx")
     dtypes = {tensor.data_type for tensor in made.graph.initializer}
     operators = {node.op_type for node in made.graph.node}
-    if precision == "fp16":
-        assert onnx.TensorProto.FLOAT16 in dtypes
+    facts = json.loads((folder / fit.SIDECAR).read_text())
+    assert facts["compute_capabilities"][0] == ("8.9" if precision == "fp8" else "8.0") and facts["later_too"]
+    halves = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
+    if precision in halves:
+        assert halves[precision] in dtypes
+    elif precision == "fp8":
+        assert "DequantizeLinear" in operators and onnx.TensorProto.FLOAT8E4M3FN in dtypes
     else:
         assert "DequantizeLinear" in operators and onnx.TensorProto.INT8 in dtypes
         assert onnx.TensorProto.UINT8 not in dtypes
     zeros = [tensor for tensor in made.graph.initializer if "zero_point" in tensor.name]
     assert all(not onnx.numpy_helper.to_array(tensor).any() for tensor in zeros)
-    assert json.loads((folder / fit.SIDECAR).read_text())["precision"] == precision
-
-
-def test_fp8_is_refused_honestly(tmp_path: Path):
-    node = helper.make_node("Relu", ["x"], ["y"])
-    path = save(model([node], [value("x")], [value("y")]), tmp_path / "m.onnx")
-    with pytest.raises(packager.errors.ManifestError, match="fp8"):
-        build(tmp_path, path, 'precision = "fp8"')
+    assert facts["precision"] == precision
+    assert result.verdict is not None and result.verdict.transform is not None, "both parities are there"
+    stood_in = "in float32 with every result rounded to bfloat16" in result.verdict.level_reason
+    assert stood_in is (precision == "bf16")
+    assert ("has no\nbfloat16 there" in (folder / "README.md").read_text()) is stood_in
 
 
 def test_goldens_are_answered_exactly_by_the_onnx_file(orientation: tuple[TargetResult, Path]):

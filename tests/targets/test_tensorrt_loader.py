@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -166,8 +167,10 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
 
 def test_a_recipe_becomes_an_engine_on_the_gpu_machine_and_its_verdict_comes_back(tmp_path: Path):
     """The way of a recipe: made here, built and checked there, and the verdict taken here."""
-    (result,) = packager.build(manifest=target(tmp_path, "allow_recipe = true"), out=tmp_path / "dist").targets
+    path = target(tmp_path, "allow_recipe = true", 'ep_context = "beside"')
+    (result,) = packager.build(manifest=path, out=tmp_path / "dist").targets
     folder = tmp_path / "dist" / str(result.bundle)
+    assert not (folder / "model_ctx.onnx").exists()
     there = tmp_path / "gpu machine"
     shutil.copytree(folder, there)
     early = run(there, "verify.py", "--out", "../early.json", FAKE_GPU="9.0")
@@ -177,6 +180,9 @@ def test_a_recipe_becomes_an_engine_on_the_gpu_machine_and_its_verdict_comes_bac
     assert (there / "built/timing.cache").read_bytes() == b"tactics"
     facts = json.loads((there / "built/engine.json").read_text())
     assert (facts["compute_capabilities"], facts["version"], facts["recipe"]) == (["9.0"], "11.4.0", False)
+    (node,) = onnx.load(there / "built/model_ctx.onnx").graph.node
+    found = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    assert found["source"] == b"TensorrtExecutionProvider" and found["hardware_architecture"] == b"90"
     checked = run(there, "verify.py", "--out", "../sent.json", FAKE_GPU="9.0")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert run(there, "verify.py", "--out", "../other.json", FAKE_GPU="8.9").returncode == 2
