@@ -7,21 +7,17 @@ inside the commands, so that ``packager --version`` and shell completion stay qu
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from packager import __version__
+from packager.console import progress, quiet, say
 from packager.errors import PackagerError, UsageError
-
-if TYPE_CHECKING:
-    from packager.report import Listener
 
 INTERRUPTED = 130
 PATH = click.Path(path_type=Path)
@@ -93,7 +89,7 @@ def build(
     from packager import engine, report
     from packager.files import to_json
 
-    with _listener() as listener:
+    with progress() as listener:
         result = engine.build(
             model,
             manifest=manifest,
@@ -110,7 +106,7 @@ def build(
             why = ["found in the cache"] if target.cached else list(target.misses) or ["not looked up"]
             for line in why:
                 click.echo(f"{target.target}: cache: {line}", err=True)
-    _say(to_json(report.report_document(result)) if style == "json" else report.table(result))
+    say(to_json(report.report_document(result)) if style == "json" else report.table(result))
     raise SystemExit(result.exit_code)
 
 
@@ -132,7 +128,7 @@ def plan(
     """Show what a build would do, step by step, and do nothing."""
     from packager import engine, report
 
-    with _listener() as listener:
+    with progress() as listener:
         planned = engine.plan(
             model,
             manifest=manifest,
@@ -141,7 +137,7 @@ def plan(
             cache=not no_cache,
             listener=listener,
         )
-    _say(report.plans_json(planned) if style == "json" else report.plans_text(planned))
+    say(report.plans_json(planned) if style == "json" else report.plans_text(planned))
     raise SystemExit(max((item.error.exit_code for item in planned if item.error is not None), default=0))
 
 
@@ -162,9 +158,9 @@ def verify(bundle: tuple[Path, ...], imported: Path | None, endpoint: str | None
         raise UsageError("--import takes one bundle, the one the verdict is about")
     if imported is not None and endpoint is not None:
         raise UsageError("--import takes a verdict and --endpoint makes one: give one of them")
-    with _listener() as listener:
+    with progress() as listener:
         results = [engine.verify(path, imported=imported, endpoint=endpoint, listener=listener) for path in bundle]
-    _say(report.verified_json(results) if style == "json" else report.verified_text(results))
+    say(report.verified_json(results) if style == "json" else report.verified_text(results))
     raise SystemExit(max(result.exit_code for result in results))
 
 
@@ -178,9 +174,9 @@ def explain(bundle: Path, model: Path, case: str | None, top: int, style: str) -
     """Show where a bundle drifts from its model, node by node, worst first."""
     from packager import engine, report
 
-    with _listener() as listener:
+    with progress() as listener:
         found = engine.explain(bundle, model, case=case, most=top, listener=listener)
-    _say(report.explained_json(found) if style == "json" else report.explained_text(found))
+    say(report.explained_json(found) if style == "json" else report.explained_text(found))
 
 
 @cli.command()
@@ -217,20 +213,20 @@ def inspect(
         if model is None or manifest is not None or golden is not None or style == "html":
             raise UsageError("only coverage by targets has a manifest, golden cases and HTML", "add --targets all")
         opened = open_model(model)
-        _say(to_json(report.model_document(opened)) if style == "json" else report.model_text(opened))
+        say(to_json(report.model_document(opened)) if style == "json" else report.model_text(opened))
         return
     from packager import coverage_report, engine
 
-    with _listener() as listener:
+    with progress() as listener:
         found = engine.cover(
             model, manifest=manifest, targets=_split(targets), golden=golden, cache=not no_cache, listener=listener
         )
     if style == "html":
-        _say(coverage_report.coverage_html(found))
+        say(coverage_report.coverage_html(found))
     elif style == "json":
-        _say(to_json(coverage_report.coverage_document(found)))
+        say(to_json(coverage_report.coverage_document(found)))
     else:
-        _say(coverage_report.coverage_text(found))
+        say(coverage_report.coverage_text(found))
 
 
 @cli.command()
@@ -260,12 +256,12 @@ def golden(
     """Write golden cases for a model: inputs, and the reference's or the source framework's outputs."""
     from packager import engine, report
 
-    with _listener() as listener:
+    with progress() as listener:
         made = engine.golden(
             model, out, source=source, inputs=inputs, cases=cases, seed=seed, dims=_sizes(dims), score=score,
             listener=listener,
         )  # fmt: skip
-    _say(report.captured_json(made) if style == "json" else report.captured_text(made))
+    say(report.captured_json(made) if style == "json" else report.captured_text(made))
 
 
 def _sizes(dims: Sequence[str]) -> dict[str, int]:
@@ -315,7 +311,7 @@ def doctor(targets: tuple[str, ...], style: str) -> None:
     names = _split(targets)
     chosen = [kind_named(name) for name in names] if names is not None else list(kinds().values())
     found = [readiness(kind, this_host()) for kind in chosen]
-    _say(report.doctor_json(found) if style == "json" else report.doctor_text(found))
+    say(report.doctor_json(found) if style == "json" else report.doctor_text(found))
     raise SystemExit(4 if names is not None and any(each.missing for each in found) else 0)
 
 
@@ -327,7 +323,7 @@ def list_targets(style: str) -> None:
     from packager.room import kinds
 
     chosen = list(kinds().values())
-    _say(report.kinds_json(chosen) if style == "json" else report.kinds_text(chosen))
+    say(report.kinds_json(chosen) if style == "json" else report.kinds_text(chosen))
 
 
 @cli.command()
@@ -335,38 +331,7 @@ def schema() -> None:
     """Print the JSON Schema of packager.toml."""
     from packager.manifest_schema import json_schema
 
-    _say(json_schema())
-
-
-def _say(text: str) -> None:
-    """Write data to standard output; names with lone surrogates must not break it.
-
-    Raises:
-        StorageError: it is a file, and the disk is full.
-    """
-    from packager.files import storage_error
-
-    stream = sys.stdout
-    encoding = stream.encoding or "utf-8"
-    try:
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        _quiet()
-        raise storage_error("writing to standard output", error) from error
-
-
-@contextlib.contextmanager
-def _listener() -> Iterator[Listener]:
-    from packager.report import PlainProgress, RichProgress
-
-    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        with RichProgress() as progress:
-            yield progress
-    else:
-        yield PlainProgress()
+    say(json_schema())
 
 
 def _interrupt(*_: object) -> None:
@@ -403,7 +368,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left (`| head`): point stdout at nothing, so that closing it is quiet.
-        _quiet()
+        quiet()
         return 0
     except OSError as error:
         from packager.files import storage_error
@@ -414,11 +379,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception:  # noqa: BLE001 - the last line of defence
         click.echo(f"error: a fault in packager itself; please report it\n{traceback.format_exc()}", err=True)
         return 1
-
-
-def _quiet() -> None:
-    """Let standard output go nowhere, so that Python's own flush of it at the end fails no more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ This page holds the flow of a run; what happens to one target is in :mod:`packag
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import tempfile
 import time
@@ -24,13 +23,13 @@ from packager.cache import Cache, default_cache, tree_digest
 from packager.capture import Captured, capture
 from packager.choosing import buildable, read_manifest, rungs
 from packager.covering import Inspected, cover_target
-from packager.errors import PackagerError, UsageError
+from packager.errors import PackagerError
 from packager.explaining import Explanation
-from packager.files import exists, is_file, storage_error, storage_errors, writable_folder
+from packager.files import is_file, storage_errors
 from packager.importing import import_verdict
 from packager.manifest import Manifest, Target
 from packager.model import Model, open_model
-from packager.placing import STAGING, sweep_output
+from packager.placing import STAGING, output_folder
 from packager.planning import open_source, plan_target
 from packager.reference import Reference, SynthesisSettings
 from packager.report import Listener, Silent
@@ -197,7 +196,7 @@ def _running(chosen: Manifest, out: Path | None, cache: bool, *, verify: bool, l
             with storage_errors("preparing the plan"):
                 folder = stack.enter_context(scratch())
         else:
-            folder = stack.enter_context(_output(out))
+            folder = stack.enter_context(output_folder(out))
         with storage_errors("preparing the build"):
             work = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=STAGING, ignore_cleanup_errors=True))
@@ -213,32 +212,6 @@ def _running(chosen: Manifest, out: Path | None, cache: bool, *, verify: bool, l
             child.stop_all()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-
-
-@contextlib.contextmanager
-def _output(out: Path) -> Iterator[Path]:
-    """The output folder, ours alone while the run lasts; gone again if it was made for nothing."""
-    import filelock
-
-    existed = exists(out)
-    folder = writable_folder(out)
-    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
-    lock = filelock.FileLock(Path(tempfile.gettempdir()) / f"packager-{name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        hint = "wait for it, or choose another folder with -o"
-        raise UsageError(f"{folder}: another packager run is writing there", hint) from None
-    except OSError as error:
-        raise storage_error("locking the output folder", error) from error
-    try:
-        sweep_output(folder)
-        yield folder
-    finally:
-        lock.release()
-        if not existed:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
 
 
 def _each(run: Run, targets: Sequence[Target], jobs: int | None, work: Callable[[Run, Target], R]) -> list[R]:

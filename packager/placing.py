@@ -6,20 +6,28 @@ that one only.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packager.cache import Cache, Ingredients
 from packager.dist import INDEXES
+from packager.errors import UsageError
 from packager.files import (
     OLD,
     UNFINISHED,
     clone_file,
     clone_tree,
+    exists,
     remove_folder,
     remove_tree,
     replace_folder,
+    storage_error,
     storage_errors,
+    writable_folder,
 )
 from packager.model import sha256_file
 from packager.results import Status, TargetResult
@@ -125,3 +133,29 @@ def withdraw(out: Path, name: str) -> None:
     remove_folder(out / name)
     for suffix in (".tar.gz", ".zip"):
         (out / f"{name}{suffix}").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def output_folder(out: Path) -> Iterator[Path]:
+    """The output folder, ours alone while the run lasts; gone again if it was made for nothing."""
+    import filelock
+
+    existed = exists(out)
+    folder = writable_folder(out)
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
+    lock = filelock.FileLock(Path(tempfile.gettempdir()) / f"packager-{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        hint = "wait for it, or choose another folder with -o"
+        raise UsageError(f"{folder}: another packager run is writing there", hint) from None
+    except OSError as error:
+        raise storage_error("locking the output folder", error) from error
+    try:
+        sweep_output(folder)
+        yield folder
+    finally:
+        lock.release()
+        if not existed:
+            with contextlib.suppress(OSError):
+                folder.rmdir()

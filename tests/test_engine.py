@@ -342,7 +342,7 @@ def test_two_runs_do_not_write_one_folder_at_once(tiny: str, write: Write, tmp_p
     from packager import engine
 
     out = tmp_path / "dist"
-    with engine._output(out), pytest.raises(UsageError, match="another packager run"):
+    with placing.output_folder(out), pytest.raises(UsageError, match="another packager run"):
         build(write("[targets.tiny]"), out)
     assert isinstance(filelock.Timeout("x"), TimeoutError)
 
