@@ -199,19 +199,17 @@ def inspect(
     no_cache: bool,
     style: str,
 ) -> None:
-    """Show a model's signature, operators, digest and hazards; with --targets, which nodes they support.
-
-    For each target: how many nodes are supported, rewritten, fall back or are refused, and of those that aren't simply
-    supported, why and what to do. Nothing is built.
-    """
+    """Show a model's signature, operators, digest and hazards; with --targets, what becomes of each node there."""
     from packager import report
     from packager.files import to_json
 
     if not targets:
         from packager.model import open_model
 
-        if model is None or manifest is not None or golden is not None or style == "html":
+        if manifest is not None or golden is not None or style == "html":
             raise UsageError("only coverage by targets has a manifest, golden cases and HTML", "add --targets all")
+        if model is None:
+            raise UsageError("no model given", "packager inspect MODEL")
         opened = open_model(model)
         say(to_json(report.model_document(opened)) if style == "json" else report.model_text(opened))
         return

@@ -187,6 +187,7 @@ def test_inspect_with_targets_in_three_forms(tmp_path: Path):
     assert page.startswith("<!doctype html>") and "<i>" not in page
     made = run("inspect", "relu.onnx", "--format", "html", cwd=tmp_path)
     assert made.returncode == 2 and "hint: add --targets all" in made.stderr
+    assert "no model given" in run("inspect", cwd=tmp_path).stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "relu.onnx"]
 
 

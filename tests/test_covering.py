@@ -160,5 +160,5 @@ def test_a_model_that_is_refused_for_all_is_no_coverage(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ModelError, match="not a whole ONNX model"):
         packager.cover(path, targets=["all"])
-    with pytest.raises(UsageError, match="no target kind 'nowhere'"):
+    with pytest.raises(UsageError, match="unknown target or kind 'nowhere'"):
         packager.cover(odd(path), targets=["nowhere"])

@@ -339,7 +339,7 @@ def test_wrong_goldens_leave_nothing_behind(tiny: str, write: Write, tmp_path: P
 def test_two_runs_do_not_write_one_folder_at_once(tiny: str, write: Write, tmp_path: Path):
     import filelock
 
-    from packager import engine
+    from packager import placing
 
     out = tmp_path / "dist"
     with placing.output_folder(out), pytest.raises(UsageError, match="another packager run"):
