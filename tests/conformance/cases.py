@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,10 @@ def _generate(folder: Path) -> None:
     from onnx.backend.test.case.node import collect_testcases
 
     folder.mkdir()
-    for case in collect_testcases(None):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # casts that overflow and logarithms of 0 are what some cases are about
+        collected = collect_testcases(None)
+    for case in collected:
         if (case.rtol, case.atol) != (RTOL, ATOL):
             raise ValueError(f"{case.name} has tolerances of its own: {case.rtol}, {case.atol}")
         ((inputs, outputs),) = case.data_sets

@@ -10,6 +10,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -26,14 +27,15 @@ Told = Callable[[Request, dict[str, Ending], float], None]
 
 
 class Worker:
-    """One worker process."""
+    """One worker process; what it leaves lies in ``scratch``."""
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: str) -> None:
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-m", "tests.conformance.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
+            env={**os.environ, "TMPDIR": scratch},
             start_new_session=True,
         )
 
@@ -77,6 +79,11 @@ def do_all(requests: Iterable[Request], jobs: int, told: Told) -> None:
     Raises:
         KeyboardInterrupt: interrupted; the workers are gone, what was told is whole.
     """
+    with tempfile.TemporaryDirectory(prefix="packager-c-", ignore_cleanup_errors=True) as scratch:
+        _do_all(requests, jobs, told, scratch)
+
+
+def _do_all(requests: Iterable[Request], jobs: int, told: Told, scratch: str) -> None:
     waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
     for request in requests:
         waiting.put(request)
@@ -84,7 +91,7 @@ def do_all(requests: Iterable[Request], jobs: int, told: Told) -> None:
     stopping = threading.Event()
 
     def work() -> None:
-        worker = Worker()
+        worker = Worker(scratch)
         workers.append(worker)
         while not stopping.is_set():
             try:
@@ -96,7 +103,7 @@ def do_all(requests: Iterable[Request], jobs: int, told: Told) -> None:
                 break
             if isinstance(done, Ending):
                 worker.stop()
-                worker = Worker()
+                worker = Worker(scratch)
                 workers.append(worker)
                 done = dict.fromkeys((REFERENCE, *request.kinds), done), 0.0
             told(request, *done)
@@ -109,6 +116,8 @@ def do_all(requests: Iterable[Request], jobs: int, told: Told) -> None:
         for thread in threads:
             thread.join()
     finally:
+        heeded = signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is impatient must not leave workers behind
         stopping.set()
         for worker in workers:
             worker.stop()
+        signal.signal(signal.SIGINT, heeded)

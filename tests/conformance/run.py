@@ -26,7 +26,7 @@ from tests.conformance.state import State
 from tests.conformance.worker import BAD, REFERENCE, Ending, Request
 
 KINDS = "openvino,web,triton"
-CASES = Path(".runtimes/conformance")
+CASES = Path(__file__).parents[2] / ".runtimes/conformance"
 IN_BROWSER = 40
 """Of so many cases, one is run in a browser, in order of their names."""
 

@@ -27,6 +27,8 @@ REASONS = (
     (r"ONNX Runtime failed on golden case", "ONNX Runtime fails while computing"),
     (r"no output is left to compare", "no output is a tensor"),
     (r"not deterministic", "not deterministic"),
+    (r"no golden case found", "it has neither inputs nor ones that could be made"),
+    (r"and golden cases hold tensors", "an input is a sequence or an optional"),
 )
 """Refusals that name much beside the reason, and what they come to. All others are their own words without names."""
 
@@ -36,14 +38,14 @@ def reason(why: str) -> str:
     for pattern, words in REASONS:
         if re.search(pattern, why):
             return words
-    text = re.sub(r"^\S*\.onnx: ", "", why)
-    several = re.search(
-        r"(?:can't take|refuses) \d+ nodes? of the model: node .*? \([^)]*\): (.*?)(?: node \S+ \(|$)", text
-    )
-    text = several[1] if several else text
-    text = re.sub(r"node \S+ \([^)]*\)", "a node", text)
-    text = re.sub(r"'[^']*'|\"[^\"]*\"", "_", text)
-    text = re.sub(r"\[[-\d, ?]*\]|\b\d+\b", "N", text)
+    text = re.sub(r"^/\S*: ", "", why)
+    text = re.sub(r"(?<!\w)'[^']*'(?!\w)", "_", text)
+    text = re.sub(r"node \S+( _| \([^)]*\))|node _", "a node", text)
+    text = re.sub(r"(can't convert the model): .*", r"\1", text)
+    text = re.sub(r".* \d+ nodes? of the model: a node: (.*?)( a node: .*|$)", r"\1", text)
+    text = re.sub(r"(can't \w+ this signature: )(?:input|output) _ (.*?)( (?:input|output) _ .*|$)", r"\1one \2", text)
+    text = re.sub(r"one is \w+, which", "one has a dtype, which", text)
+    text = re.sub(r"\[[-\d, ?]*\]", "[...]", text)
     return text[:110].rstrip(" :;,")
 
 
