@@ -97,7 +97,7 @@ def build_bundle(run: Run, target: Target, source: Source, plan: Plan) -> Made:
 
 def _build_in_child(run: Run, target: Target, source: Source, plan: Plan, folder: Path) -> None:
     run.listener.step(target.name, "building")
-    with storage_errors("preparing the build"):
+    with storage_errors("preparing the build", folder):
         folder.mkdir(parents=True)
         given = folder.parent / "inputs"
         bare = GoldenSet(tuple(GoldenCase(case.name, case.inputs, {}, case.source) for case in source.inputs.cases))
@@ -113,7 +113,7 @@ def _seal_and_verify(run: Run, target: Target, source: Source, plan: Plan, folde
     excluded = dict(reference.reference.excluded)
 
     def sealed(goldens: GoldenSet, plan: Plan) -> Bundle:
-        with storage_errors("adding goldens and self-check"):
+        with storage_errors("adding goldens and self-check", folder):
             description, precision = judged.description, judged.precision
             golden_store.write(
                 folder / GOLDEN, goldens, judged.rules, policy=description, precision=precision, excluded=excluded
@@ -132,7 +132,7 @@ def _seal_and_verify(run: Run, target: Target, source: Source, plan: Plan, folde
             plan = replace(plan, notes=(*plan.notes, note))
             bundle = sealed(goldens, plan)
             verdict = _execute(target, source, folder, bundle)
-    with storage_errors("sealing"):
+    with storage_errors("sealing", folder):
         write_readme(folder, kind, plan, verdict, bundle)
         bundle = seal(folder, plan, tool_versions(kind), kind.facts.roles, cost)
         _stamp_verdict(folder, verdict, bundle)

@@ -321,7 +321,7 @@ def _say(text: str) -> None:
         raise
     except OSError as error:
         _quiet()
-        raise storage_error("writing to standard output", error) from error
+        raise storage_error("writing", error, Path("standard output")) from error
 
 
 @contextlib.contextmanager

@@ -147,7 +147,7 @@ def build(
             targets=tuple(results),
             seconds=time.monotonic() - begun,
         )
-        with storage_errors("writing the reports"):
+        with storage_errors("writing the reports", run.out):
             write_indexes(run.out, report)
         return report
 
@@ -168,7 +168,7 @@ def _running(chosen: Manifest, out: Path | None, cache: bool, *, verify: bool, l
                 folder = stack.enter_context(scratch())
         else:
             folder = stack.enter_context(_output(out))
-        with storage_errors("preparing the build"):
+        with storage_errors("preparing the build", folder):
             work = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=STAGING, ignore_cleanup_errors=True))
             )
@@ -193,8 +193,8 @@ def _output(out: Path) -> Iterator[Path]:
     existed = exists(out)
     folder = writable_folder(out)
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
-    lock = filelock.FileLock(Path(tempfile.gettempdir()) / f"packager-{name}.lock")
     try:
+        lock = filelock.FileLock(Path(tempfile.gettempdir()) / f"packager-{name}.lock")
         lock.acquire(timeout=0)
     except filelock.Timeout:
         hint = "wait for it, or choose another folder with -o"

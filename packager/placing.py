@@ -65,7 +65,7 @@ def take(entry: Path, work: Path, archive_name: str) -> Kept:
 
     verdict = TypeAdapter(Verdict).validate_json((entry / SUMMARY).read_bytes())
     packed = None
-    with storage_errors("copying from the cache"):
+    with storage_errors("copying from the cache", work):
         clone_tree(entry / BUNDLE, work / BUNDLE)
         if (entry / ARCHIVE).exists():
             packed = work / archive_name
@@ -79,7 +79,7 @@ def place(out: Path, name: str, result: TargetResult, folder: Path, packed: Path
     Raises:
         StorageError: they can't be moved.
     """
-    with storage_errors("placing the bundle"):
+    with storage_errors("placing the bundle", out):
         withdraw(out, name)
         remove_folder(out / REJECTED / name)
         replace_folder(folder, out / name)
@@ -109,7 +109,7 @@ def reject(out: Path, name: str, folder: Path) -> str:
     Raises:
         StorageError: it can't be moved.
     """
-    with storage_errors("keeping the rejected bundle"):
+    with storage_errors("keeping the rejected bundle", out):
         (out / REJECTED).mkdir(exist_ok=True)
         replace_folder(folder, out / REJECTED / name)
     return f"{REJECTED}/{name}"
