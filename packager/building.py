@@ -115,7 +115,7 @@ def prepared(run: Run, target: Target, source: Source, plan: Plan, folder: Path)
     Raises:
         StorageError: the disk is full or can't be written.
     """
-    with storage_errors("preparing the build"):
+    with storage_errors("preparing the build", folder):
         folder.mkdir(parents=True)
         given = folder.parent / "inputs"
         bare = GoldenSet(tuple(GoldenCase(case.name, case.inputs, {}, case.source) for case in source.inputs.cases))
@@ -130,7 +130,7 @@ def _seal_and_verify(run: Run, target: Target, source: Source, plan: Plan, folde
     excluded = dict(reference.reference.excluded)
 
     def sealed(goldens: GoldenSet, plan: Plan) -> Bundle:
-        with storage_errors("adding goldens and self-check"):
+        with storage_errors("adding goldens and self-check", folder):
             golden_store.write(
                 folder / GOLDEN, goldens, judged.rules, policy=judged.description, precision=judged.precision,
                 excluded=excluded, transformed=_transformed(source, judged),
@@ -149,7 +149,7 @@ def _seal_and_verify(run: Run, target: Target, source: Source, plan: Plan, folde
             plan = replace(plan, notes=(*plan.notes, note))
             bundle = sealed(goldens, plan)
             verdict = _execute(target, source, folder, bundle)
-    with storage_errors("sealing"):
+    with storage_errors("sealing", folder):
         write_readme(folder, kind, plan, verdict, bundle)
         bundle = seal(folder, plan, tool_versions(kind), kind.facts.roles, cost)
         _stamp_verdict(folder, verdict, bundle)

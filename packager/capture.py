@@ -99,7 +99,7 @@ def capture(
             task = StrengthJob(model, ready, MANY)
             strength = child.call(measure, task, seconds=SOURCE_SECONDS, what="scoring the golden cases")
         folder = writable_folder(out)
-        with storage_errors("writing goldens"):
+        with storage_errors("writing goldens", folder):
             for file in ready.iterdir():
                 (folder / file.name).write_bytes(file.read_bytes())
         return Captured(folder, reference.cases, reference.source, origin, artifact, strength)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def say(text: str) -> None:
         raise
     except OSError as error:
         quiet()
-        raise storage_error("writing to standard output", error) from error
+        raise storage_error("writing", error, Path("standard output")) from error
 
 
 @contextlib.contextmanager

@@ -176,7 +176,7 @@ def build(
             targets=tuple(results),
             seconds=time.monotonic() - begun,
         )
-        with storage_errors("writing the reports"):
+        with storage_errors("writing the reports", run.out):
             write_indexes(run.out, report)
         return report
 
@@ -197,7 +197,7 @@ def _running(chosen: Manifest, out: Path | None, cache: bool, *, verify: bool, l
                 folder = stack.enter_context(scratch())
         else:
             folder = stack.enter_context(output_folder(out))
-        with storage_errors("preparing the build"):
+        with storage_errors("preparing the build", folder):
             work = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=STAGING, ignore_cleanup_errors=True))
             )

@@ -26,8 +26,12 @@ FICLONE = 0x40049409
 
 
 @contextlib.contextmanager
-def storage_errors(what: str) -> Iterator[None]:
-    """Turn operating-system write errors into a :class:`StorageError` that says what was being done.
+def storage_errors(what: str, where: Path | None = None) -> Iterator[None]:
+    """Turn operating-system write errors into a :class:`StorageError` that says what was being done, and where.
+
+    Args:
+        what: a gerund phrase, such as ``archiving``.
+        where: the place to name where the error itself names none: a write to an open file doesn't.
 
     Raises:
         StorageError: the disk is full, the folder vanished or isn't writable.
@@ -35,14 +39,16 @@ def storage_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise storage_error(what, error) from error
+        raise storage_error(what, error, where) from error
 
 
-def storage_error(what: str, error: OSError) -> StorageError:
-    """The error for a failed write."""
-    place = f" ({error.filename})" if error.filename else ""
+def storage_error(what: str, error: OSError, where: Path | None = None) -> StorageError:
+    """The error for a failed write; arguments as for :func:`storage_errors`."""
+    known = error.filename or where
+    place = f" ({known})" if known else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError(f"{what}: no space left on the device{place}", "free some space and run again")
+        disks = "" if known else f", on the disk of the output folder or of {tempfile.gettempdir()}"
+        return StorageError(f"{what}: no space left on the device{place}", f"free some space and run again{disks}")
     if error.errno == errno.EFBIG:
         return StorageError(f"{what}: larger than files may be here{place}", "raise the limit (`ulimit -f`), or move")
     return StorageError(f"{what}: {error.strerror or error}{place}", "check the folder and its permissions")

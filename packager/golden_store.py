@@ -115,10 +115,11 @@ def write(
         (folder / JSON_FILE).write_bytes(text)
         save_file(payload, folder / PAYLOAD_FILE)
     except OSError as error:
-        raise storage_error("writing goldens", error) from error
+        raise storage_error("writing goldens", error, folder) from error
     except SafetensorError as error:  # its I/O errors are texts that end in "(os error 28)"
         number = re.search(r"os error (\d+)", str(error))
-        raise storage_error("writing goldens", OSError(int(number[1]) if number else 0, str(error))) from error
+        failed = OSError(int(number[1]) if number else 0, str(error))
+        raise storage_error("writing goldens", failed, folder) from error
 
 
 def read(folder: Path) -> GoldenSet:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from packager import child, golden_store
 from packager.cache import Cache, Ingredients
 from packager.errors import ModelError, PackagerError
-from packager.files import clone_tree, is_file, list_files, storage_errors, to_json
+from packager.files import clone_tree, exists, is_file, list_files, storage_errors, to_json
 from packager.goldens import GoldenSet
 from packager.host import this_host
 from packager.model import Model, sha256_file
@@ -107,7 +107,7 @@ def _score(answered: Future[Answered], ingredients: Ingredients, cache: Cache, m
 
 
 def _answer(job: ReferenceJob, ingredients: Ingredients, cache: Cache) -> Answered:
-    with storage_errors("running the reference"):
+    with storage_errors("running the reference", job.out):
         reference = child.call(answer, job, seconds=REFERENCE_SECONDS, what="running the reference")
     if reference.artifact is not None and not reference.artifact.passed:
         worst, bound = reference.artifact.max_abs, reference.artifact.tolerance
@@ -156,8 +156,8 @@ def _ingredients(model: Model, job: ReferenceJob, code: str) -> Ingredients:
 
 
 def files_digest(path: Path | None) -> str:
-    """One digest over golden files: of the file, or of every file in the folder; empty for ``None``."""
-    if path is None:
+    """One digest over golden files: of the file, or of every file in the folder; empty where there is nothing."""
+    if path is None or not exists(path):
         return ""
     if is_file(path):
         return sha256_file(path)

@@ -73,7 +73,7 @@ def take(entry: Path, work: Path, archive_name: str) -> Kept:
 
     verdict = TypeAdapter(Verdict).validate_json((entry / SUMMARY).read_bytes())
     packed = None
-    with storage_errors("copying from the cache"):
+    with storage_errors("copying from the cache", work):
         clone_tree(entry / BUNDLE, work / BUNDLE)
         if (entry / ARCHIVE).exists():
             packed = work / archive_name
@@ -87,7 +87,7 @@ def place(out: Path, name: str, result: TargetResult, folder: Path, packed: Path
     Raises:
         StorageError: they can't be moved.
     """
-    with storage_errors("placing the bundle"):
+    with storage_errors("placing the bundle", out):
         withdraw(out, name)
         remove_folder(out / REJECTED / name)
         replace_folder(folder, out / name)
@@ -117,7 +117,7 @@ def reject(out: Path, name: str, folder: Path) -> str:
     Raises:
         StorageError: it can't be moved.
     """
-    with storage_errors("keeping the rejected bundle"):
+    with storage_errors("keeping the rejected bundle", out):
         (out / REJECTED).mkdir(exist_ok=True)
         replace_folder(folder, out / REJECTED / name)
     return f"{REJECTED}/{name}"
@@ -143,8 +143,8 @@ def output_folder(out: Path) -> Iterator[Path]:
     existed = exists(out)
     folder = writable_folder(out)
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
-    lock = filelock.FileLock(Path(tempfile.gettempdir()) / f"packager-{name}.lock")
     try:
+        lock = filelock.FileLock(Path(tempfile.gettempdir()) / f"packager-{name}.lock")
         lock.acquire(timeout=0)
     except filelock.Timeout:
         hint = "wait for it, or choose another folder with -o"

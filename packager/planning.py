@@ -68,7 +68,7 @@ def open_source(run: Run, target: Target) -> Source:
     run.listener.step(target.name, "transforming the model")
     judged = judge_target(run, target, reference)
     goldens = work / "judged"
-    with storage_errors("preparing the transforms"):
+    with storage_errors("preparing the transforms", work):
         work.mkdir(parents=True, exist_ok=True)
         golden_store.write(
             goldens,

@@ -178,7 +178,7 @@ def _finish(
     if verdict.status == "passed":
         run.listener.step(target.name, "archiving")
         packed = source.work / f"{name}.{target.archive}"
-        with storage_errors("archiving"):
+        with storage_errors("archiving", packed):
             archive(made.folder, packed, name)
     keep(run.cache, ingredients, Kept(made.folder, packed, verdict))
     return place(run.out, name, base, made.folder, packed)

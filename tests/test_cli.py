@@ -273,7 +273,7 @@ def test_standard_output_on_a_full_disk_is_told(tmp_path: Path):
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 5
     assert done.stderr == (
-        "error: writing to standard output: no space left on the device\nhint: free some space and run again\n"
+        "error: writing: no space left on the device (standard output)\nhint: free some space and run again\n"
     )
 
 

@@ -164,3 +164,14 @@ def test_a_folder_is_never_seen_half_deleted(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if killed before the first file went
     files.remove_folder(folder_with(tmp_path / "bundle", "weights"))
     assert listing(tmp_path) == [".old-bundle", ".old-bundle/weights"]
+
+
+def test_a_full_disk_is_named_by_who_knows_it(tmp_path: Path):
+    named = files.storage_error("sealing", OSError(errno.ENOSPC, "", "/out/a"), tmp_path)
+    assert (named.message, named.hint) == (
+        "sealing: no space left on the device (/out/a)",
+        "free some space and run again",
+    )
+    assert files.storage_error("sealing", OSError(errno.ENOSPC, ""), tmp_path).message.endswith(f"({tmp_path})")
+    nameless = files.storage_error("writing", OSError(errno.ENOSPC, ""))
+    assert nameless.hint is not None and nameless.hint.endswith(f"the output folder or of {tempfile.gettempdir()}")

@@ -145,7 +145,7 @@ def campaign(folder: Path, good: Undisturbed, seed: int) -> Iterator[tuple[str, 
             how, after = dice.choice(SIGNALS), dice.uniform(0.3, good.seconds)
             yield f"{how.name} after {after:.2f} s", killed(place, good, how, after)
         else:
-            size = dice.randrange(16, 8000)
+            size = int(2 ** dice.uniform(4, 11))
             starve = dice.choice((("work/dist",), ("tmp",), ("cache",), ("work/dist", "tmp", "cache")))
             yield f"a disk of {size} kB for {', '.join(starve)}", starved(place, good, size, starve)
         shutil.rmtree(place, ignore_errors=True)

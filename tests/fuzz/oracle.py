@@ -103,7 +103,7 @@ def lay_out(case: Case, folder: Path) -> Path:
 
 def environment(folder: Path) -> dict[str, str]:
     """Everything that a command may write to, moved into the sandbox."""
-    given = {key: os.environ[key] for key in ("PATH", "LANG", "PACKAGER_RUNTIME_DIR") if key in os.environ}
+    given = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG") or key.startswith("PACKAGER_")}
     return given | {
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder / "tmp"),

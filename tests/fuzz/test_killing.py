@@ -31,7 +31,7 @@ def test_a_killed_build_leaves_nothing_but_whole_bundles(
     assert killed(tmp_path / "build", calm, how, share * calm.seconds) == []
 
 
-@pytest.mark.parametrize(("kilobytes", "starve"), [(300, ("work/dist",)), (40, ("tmp",)), (100, ("cache",))])
+@pytest.mark.parametrize(("kilobytes", "starve"), [(300, ("work/dist",)), (60, ("tmp", "cache"))])
 def test_a_full_disk_is_told_and_leaves_nothing_but_whole_bundles(
     tmp_path: Path, calm: Undisturbed, kilobytes: int, starve: tuple[str, ...]
 ):
