@@ -32,6 +32,7 @@ ELSEWHERE = {
     "__init__": "test_cli: the verbs are reached through it, and `packager --version` stays light",
     "building": "test_engine: sealed, verified, built again where the first guess at inputs didn't run",
     "capture": "test_cli: `packager golden` with and without the source framework's function",
+    "console": "test_cli: data on standard output whatever it is, talk on standard error",
     "choosing": "test_cli: models, manifests and names of targets that don't go together; test_dialect: rungs",
     "errors": "test_child: each class crosses a process boundary; test_cli: each exit status",
     "golden_roles": "test_golden_uses and test_golden_synth: the roles that are read off real graphs",
