@@ -201,7 +201,7 @@ def test_an_interrupted_run_leaves_nothing(bundle: Path, tmp_path: Path, how: si
         end = time.monotonic() + 120
         while not regions:
             assert process.poll() is None and time.monotonic() < end, "no server was seen"
-            names = [path.name for path in (tmp_path / "temp").glob("packager-triton-*")]
+            names = [path.name for path in (tmp_path / "temp").glob("packager-*/in/tmp/packager-triton-*")]
             regions = [name for name in names if list(SHARED_MEMORY.glob(f"{name}_*"))]
             time.sleep(0.01)
     finally:
@@ -212,5 +212,5 @@ def test_an_interrupted_run_leaves_nothing(bundle: Path, tmp_path: Path, how: si
     while processes(name) or any(SHARED_MEMORY.glob(f"{name}*")):
         assert time.monotonic() < end, f"left: {processes(name)} {list(SHARED_MEMORY.glob(name + '*'))}"
         time.sleep(0.05)
-    assert list((tmp_path / "temp").glob("packager-triton-*")) == []
+    assert list((tmp_path / "temp").glob("packager-*/in/tmp/packager-triton-*")) == []
     assert how != signal.SIGINT or process.returncode == 130
