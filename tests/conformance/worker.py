@@ -101,9 +101,13 @@ def _judged(folder: Path, who: str) -> Ending:
     told = json.loads(file.read_text(encoding="utf-8"))
     if not told["compared"]:
         return Ending("wrong", "nothing was compared")
-    if told["reasons"]:
-        return Ending("wrong", "; ".join(told["reasons"]))
-    return Ending("near", "; ".join(told["differences"])) if told["differences"] else Ending("pass")
+    if not told["differences"]:
+        return Ending("pass")
+    return (
+        Ending("wrong", "; ".join(told["reasons"]))
+        if told["reasons"]
+        else Ending("near", "; ".join(told["differences"]))
+    )
 
 
 def _told(ending: Ending, disputed: Sequence[str]) -> Ending:
