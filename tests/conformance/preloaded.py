@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
 
 from packager.child import QUIET
 from packager.room import kinds
@@ -20,8 +21,6 @@ MODULES = (
 
 def load() -> None:
     """Import it all, as far as it is there."""
-    import os
-
     os.environ.update(QUIET)
     for name in MODULES:
         with contextlib.suppress(ImportError):
@@ -31,8 +30,7 @@ def load() -> None:
 
         load_openvino()
     for kind in kinds().values():
-        room = importlib.import_module(kind.module)
-        del room
+        importlib.import_module(kind.module)
     tap.install()
     gc.collect()
     gc.freeze()

@@ -12,7 +12,8 @@ import pytest
 from tests.conformance import baseline, run, state, table
 from tests.conformance.cases import differences
 from tests.conformance.pool import do_all
-from tests.conformance.worker import REFERENCE, Ending, Request, _of_error
+from tests.conformance.tap import answers_file
+from tests.conformance.worker import REFERENCE, Ending, Request, _judged, _of_error
 
 SPREAD = 110
 """Of so many cases, in order of their names, one is run by every test run."""
@@ -72,6 +73,20 @@ def test_strings_are_compared():
 )
 def test_errors_are_booked_as_what_they_are(message: str, status: int, end: str):
     assert _of_error(message, status, None).end == end
+
+
+@pytest.mark.parametrize(
+    ("compared", "differences", "reasons", "end"),
+    [(1, [], [], "pass"), (1, [], ["coarse"], "pass"), (1, ["off"], [], "near"), (1, ["off"], ["far"], "wrong"),
+     (0, [], [], "wrong")],
+)  # fmt: skip
+def test_a_verdict_that_passed_is_held_to_what_onnx_expects(
+    tmp_path: Path, compared: int, differences: list[str], reasons: list[str], end: str
+):
+    document = {"compared": compared, "differences": differences, "reasons": reasons}
+    answers_file(tmp_path, "web").write_text(json.dumps(document), encoding="utf-8")
+    assert _judged(tmp_path, "web").end == end
+    assert _judged(tmp_path, "another") == Ending("wrong", "nothing was answered")
 
 
 def test_reasons_lose_the_names_of_one_case():
