@@ -15,7 +15,7 @@ from tests.faults.honest import honest, reordered, session, thresholds
 from tests.faults.models import MODEL_FAULTS, witness
 
 SAID_OF = {
-    "NaN in one weight": "NaN", "two outputs swapped": "'scores'", "an output of another dtype": "float64",
+    "NaN in one weight": "no finite value", "two outputs swapped": "'scores'", "an output of another dtype": "float64",
     "an output transposed": "shape",
 }  # fmt: skip
 """Faults whose words must say what is wrong."""

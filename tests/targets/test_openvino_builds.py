@@ -96,12 +96,16 @@ def test_a_reduction_over_attribute_axes_never_passes_wrongly(tmp_path: Path):
     assert "ReduceL1 'norm'" in " ".join([result.message, *result.diagnosis])
 
 
+CASES = {"silero_vad": 4, "silero_vad_ifless": 4}
+"""Golden cases, where one is added for a branch that the first three leave out."""
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_real_model_passes_or_is_refused_by_node(corpus: Path, tmp_path: Path, name: str):
     report, result = build(corpus / f"{name}.onnx", tmp_path / "dist")
     if result.status == "passed":
         assert report.exit_code == 0 and result.verdict is not None and result.verdict.level == "runtime"
-        assert result.verdict.cases == 3
+        assert result.verdict.cases == CASES.get(name, 3)
         return
     assert (result.status, result.exit_code) in (("refused", 3), ("error", 5)), result.message
     assert NAMES_A_NODE.search(result.message), result.message

@@ -63,7 +63,7 @@ def test_levels_of_engine_and_onnx_file_are_both_stated(orientation: tuple[Targe
     verdict = json.loads((folder / "verdict.json").read_text())
     assert result.verdict is not None and result.verdict.level == verdict["level"] == "structural"
     assert verdict["runtime"]["engine"].startswith("structural: parsed and built by TensorRT for RTX 1.7")
-    assert verdict["runtime"]["model.onnx"].startswith("proxy: executed in ONNX Runtime")
+    assert verdict["runtime"]["model.onnx"].startswith("proxy: executed on CPU by ONNX Runtime")
     assert "model.engine's bytes may differ" in verdict["runtime"]["reproducible"]
     assert "no CUDA device 0 is here" in verdict["level_reason"]
     assert "has not run on a GPU yet" in (folder / "README.md").read_text()

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 import packager
+from packager.errors import GoldenError
 from packager.host import this_host
 from packager.results import Report, TargetResult
 from packager.room import kind_named
@@ -120,8 +121,8 @@ def test_more_rows_than_the_server_merges_and_empty_tensors(tmp_path: Path):
     with kind_named("triton").load().runner(batched) as runner, pytest.raises(Exception, match="at least 1"):
         runner.run({"x": rows[:0]})
     np.savez(tmp_path / "none.npz", x=rows[:0])
-    free = build(relu(tmp_path / "m.onnx"), tmp_path / "two", golden=tmp_path / "none.npz")
-    assert free.status != "passed", "a golden without elements compares nothing"
+    with pytest.raises(GoldenError, match="every output is empty, so nothing can be compared"):
+        build(relu(tmp_path / "m.onnx"), tmp_path / "two", golden=tmp_path / "none.npz")
     middle = passed(relu(tmp_path / "k.onnx", shape=[2, "m"]), tmp_path / "three")
     assert run(middle, {"x": np.zeros((2, 0), np.float32)})["y"].shape == (2, 0)
 
@@ -185,12 +186,16 @@ def test_external_weights_are_bundled_under_names_of_our_own(tmp_path: Path):
     assert not list(built.rglob("odd*"))
 
 
+CASES = {"silero_vad": 4}
+"""Golden cases, where one is added for a branch that the first three leave out."""
+
+
 @pytest.mark.parametrize("name", ["orientation", "file_type", "silero_vad", "text_encoder"])
 def test_a_real_model_passes(corpus: Path, tmp_path: Path, name: str):
     built = passed(corpus / f"{name}.onnx", tmp_path / "dist")
     document = json.loads((built / "verdict.json").read_text())
     assert document["runtime"]["name"] == "Triton core 2.51.0 + python-hosted onnxruntime"
-    assert document["runtime"]["version"] == "1.19.2" and len(document["cases"]) == 3
+    assert document["runtime"]["version"] == "1.19.2" and len(document["cases"]) == CASES.get(name, 3)
     assert "stand-in for the C++ onnxruntime backend" in document["level_reason"]
     assert ("max_batch_size: 8" in config(built)) == (name != "silero_vad")
     again = packager.verify(built.with_name(f"{built.name}.tar.gz"))
