@@ -211,6 +211,7 @@ def _running(chosen: Manifest, out: Path | None, cache: bool, *, verify: bool, l
         except BaseException:
             child.stop_all()
             pool.shutdown(wait=True, cancel_futures=True)
+            child.allow()  # all of them are gone; what comes next in this process is another run's
             raise
 
 

@@ -21,9 +21,11 @@ import packager
 from packager import golden_store, room
 from packager import manifest as manifests
 from packager.building import BuildJob, build_stage
+from packager.bundle import open_bundle
 from packager.errors import BuildError, GoldenError, ModelError, UsageError
 from packager.goldens import GoldenCase, GoldenSet
 from packager.results import Report
+from packager.verifying import verify_folder
 from tests import builders
 
 Write = Callable[..., Path]
@@ -327,6 +329,15 @@ def test_goldens_of_no_fitting_size_are_refused(tiny: str, write: Write, tmp_pat
     path = write("[targets.tiny]\nshapes = { n = 4 }", before='[golden]\npath = "g.npz"\n')
     report = build(path, tmp_path / "dist")
     assert report.exit_code == 3 and "no golden case fits the pinned shapes" in report.targets[0].message
+
+
+def test_a_refused_run_stops_its_own_children_and_no_later_ones(tiny: str, write: Write, tmp_path: Path):
+    built = build(write("[targets.tiny]"), tmp_path / "good")
+    np.savez(tmp_path / "g.npz", x=np.zeros((0, 3), np.float32))
+    with pytest.raises(GoldenError, match="nothing can be compared"):
+        build(write("[targets.tiny]", before='[golden]\npath = "g.npz"\n'), tmp_path / "dist")
+    verdict, _ = verify_folder(open_bundle(tmp_path / "good" / str(built.targets[0].bundle)))
+    assert verdict.status == "passed"
 
 
 def test_wrong_goldens_leave_nothing_behind(tiny: str, write: Write, tmp_path: Path):

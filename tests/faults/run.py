@@ -9,10 +9,11 @@ whatever computes it is no fault there; it is counted apart.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from packager.host import this_host
@@ -32,9 +33,11 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     ready = [kind.name for kind in kinds().values() if not missing_requirements(kind, this_host())]
     wanted = chosen.kinds.split(",") if chosen.kinds else ready
-    with tempfile.TemporaryDirectory(prefix="packager-faults-") as name, ThreadPoolExecutor(2) as pool:
+    # A process for each: a changed model that the reference refuses ends the run, and every child of its process.
+    apart = ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+    with tempfile.TemporaryDirectory(prefix="packager-faults-") as name, apart as pool:
         folder = Path(name)
-        found = [outcome for some in pool.map(lambda kind: _kind(kind, folder / kind), wanted) for outcome in some]
+        found = [outcome for some in pool.map(_kind, wanted, [folder / kind for kind in wanted]) for outcome in some]
         alarms = [words for _, passed, words in honest(folder, chosen.seeds) if not passed]
         measured = thresholds(folder)
     faults = [outcome for outcome in found if not outcome.allowed]
