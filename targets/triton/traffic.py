@@ -72,7 +72,7 @@ def check_steps(bundle: Path, url: str) -> int:
         with closing(client) as model:
             for case in golden.cases:
                 outputs = ask(model, case.inputs)
-                found = parity.compare_case(case.name, case.outputs, outputs, golden.rules, golden.excluded_names)
+                found = golden.judge(case, outputs)
                 if not found.passed:
                     told = "; ".join(found.reasons)[:500]
                     raise VerificationError(f"{what} answers wrongly in golden case '{case.name}': {told}")

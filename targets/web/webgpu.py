@@ -65,7 +65,7 @@ def _first_case(page: Page, bundle: Bundle) -> str:
     if said.kind != "result":
         return f"not run: {text_of(said)}"
     outputs = decode(said.body, bundle.signature)
-    found = parity.compare_case(case.name, case.outputs, outputs, golden.rules, golden.excluded_names)
+    found = golden.judge(case, outputs)
     if not found.passed:
         raise VerificationError(
             f"on WebGPU the bundle's answers are not its goldens: case '{case.name}': {'; '.join(found.reasons)}",
