@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,17 +32,8 @@ HEAD = """| model | shapes | precision | outcome | fp32 to QDQ | QDQ to NPU | fp
 """
 TOLERANCE = "[tolerance.int8]\nscaled = 1e9\n"
 DYNAMIC = "p2o.DynamicDimension"
-SHAPES: dict[str, dict[str, int]] = {
-    "orientation": {"x:0": 1, "x:2": 48, "x:3": 192},
-    "ocr_detector": {f"{DYNAMIC}.0": 1, f"{DYNAMIC}.1": 96, f"{DYNAMIC}.2": 192},
-    "ocr_recogniser": {f"{DYNAMIC}.0": 1, "x:2": 48, f"{DYNAMIC}.1": 192},
-    "surrogate_classifier": {"input:0": 1},
-    "surrogate_regressor": {"input:0": 1},
-    "file_type": {"unk__214": 1},
-    "silero_vad_16k": {"batch": 1, "sequence": 512},
-    "arabic_diacritics": {"batch_size": 1, "sequence": 16},
-    "text_encoder": {"batch": 1, "sequence": 16},
-}
+MODELS = tomllib.loads((ROOT / "examples" / "models.toml").read_text(encoding="utf-8"))
+SHAPES: dict[str, dict[str, int]] = {name: pin["sizes"] for name, pin in MODELS.items()}
 """Sizes that each model is compiled for."""
 
 

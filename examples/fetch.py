@@ -16,14 +16,19 @@ import sys
 import tempfile
 import tomllib
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 LIST = Path(__file__).with_name("models.toml")
 
 
 class Pin(NamedTuple):
-    """One entry of ``models.toml``; ``file`` is the name an example's manifest knows the model by."""
+    """One entry of ``models.toml``; ``file`` is the name an example's manifest knows the model by.
+
+    ``sizes`` are those of the free dims, for what runs one size only.
+    """
 
     name: str
     package: str
@@ -33,6 +38,7 @@ class Pin(NamedTuple):
     licence: str
     why: str
     file: str = ""
+    sizes: Mapping[str, int] = MappingProxyType({})
 
 
 def pins() -> dict[str, Pin]:
