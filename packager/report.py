@@ -147,6 +147,14 @@ def parity_number(result: TargetResult) -> str:
     return f"max abs {verdict.max_abs:.3g}"
 
 
+def evidence_reason(result: TargetResult) -> str:
+    """Why a bundle that was executed has no better level, as its runner said it; empty where there is nothing to say."""
+    verdict = result.verdict
+    if verdict is None or not verdict.executed or not verdict.level_reason:
+        return ""
+    return f"level {verdict.level}: {verdict.level_reason}"
+
+
 def costs(verdict: Verdict) -> str:
     """What transforms cost and what the target cost, apart from each other."""
 
@@ -180,6 +188,8 @@ def table(report: Report) -> str:
     for result in report.targets:
         if result.bundle is not None and result.exit_code == 0:
             lines.append(f"{result.target}: {report.out}/{result.archive or result.bundle}")
+        if evidence := evidence_reason(result):
+            lines.append(f"{result.target}: {evidence}")
         if result.verdict is not None and result.verdict.transform is not None:
             lines.append(f"{result.target}: {costs(result.verdict)}")
         lines += [f"{result.target}: note: {note}" for note in result.notes]
@@ -237,6 +247,7 @@ def report_html(report: Report) -> str:
         report=report,
         words=STATUS_WORDS,
         parity={result.target: parity_number(result) for result in report.targets},
+        evidence={result.target: evidence_reason(result) for result in report.targets},
         sizes={result.target: human_bytes(result.bytes) for result in report.targets},
     )
 

@@ -71,6 +71,17 @@ def test_the_table_says_where_bundles_are_and_why_targets_failed():
     ]  # fmt: skip
 
 
+def test_a_weaker_level_comes_with_its_reason():
+    emulated = replace(PASSED, level="emulated", level_reason="a stand-in <hosts> it")
+    built = result("unverified", 6, verdict=replace(emulated, status="unverified"))
+    made = report(result(verdict=emulated), replace(built, target="other"))
+    assert "edge: level emulated: a stand-in <hosts> it\n" in reports.table(made)
+    assert "other: level" not in reports.table(made)
+    assert "<p>level emulated: a stand-in &lt;hosts&gt; it</p>" in reports.report_html(made)
+    best = report(result(verdict=PASSED))
+    assert "level runtime:" not in reports.table(best) and "level runtime:" not in reports.report_html(best)
+
+
 def test_a_cached_target_says_so():
     assert reports.table(report(result(verdict=PASSED, cached=True))).splitlines()[1].endswith("cached")
     assert reports.outcome(result(verdict=PASSED, cached=True)).endswith("max abs 1.23e-06 (cached)")
