@@ -9,6 +9,7 @@ in the log.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import importlib
 import json
 import os
@@ -19,15 +20,18 @@ import tempfile
 import threading
 import traceback
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from packager.errors import BuildError, Objection, PackagerError, TargetCrashed, TimeLimit, error_types
 from packager.scratch import scratch
 
 A = TypeVar("A")
 R = TypeVar("R")
+P = ParamSpec("P")
 
 LOG_LINES = 12
 LOG = "log"
@@ -37,13 +41,65 @@ QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
 user's home from the moment they are loaded, before an API call could stop it; this variable prevents both
 (``Privacy.md`` in the wheel, "Disabling Telemetry")."""
 
-_live: set[Process] = set()
-_guard = threading.Lock()
-_stopping = threading.Event()
-
 
 class Cancelled(BaseException):
     """The run was interrupted while this child worked."""
+
+
+class Group:
+    """Children that are stopped together: those of one run."""
+
+    def __init__(self) -> None:
+        self._live: set[Process] = set()
+        self._guard = threading.Lock()
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Kill every child of the group; calls in progress and calls to come raise :class:`Cancelled`."""
+        self._stopping.set()
+        with self._guard:
+            running = list(self._live)
+        for process in running:
+            _kill_group(process)
+
+    def check(self) -> None:
+        """Raise :class:`Cancelled` once the group was stopped."""
+        if self._stopping.is_set():
+            raise Cancelled
+
+    @contextlib.contextmanager
+    def holding(self, process: Process) -> Iterator[None]:
+        """Have a child in the group, and end it, with what it started, at the end of the block."""
+        with self._guard:
+            self._live.add(process)
+        try:
+            yield
+        finally:
+            _kill(process)
+            with self._guard:
+                self._live.discard(process)
+
+
+_current: ContextVar[Group] = ContextVar("group", default=Group())  # noqa: B039 - whoever opens none shares it
+
+
+@contextlib.contextmanager
+def group() -> Iterator[Group]:
+    """Children that the block starts, and those of work it hands to a :class:`Pool`, are a group of their own."""
+    token = _current.set(Group())
+    try:
+        yield _current.get()
+    finally:
+        _current.reset(token)
+
+
+class Pool(ThreadPoolExecutor):
+    """Threads whose children belong to the group of whoever submitted the work."""
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """As :meth:`concurrent.futures.Executor.submit`."""
+        context = contextvars.copy_context()
+        return super().submit(lambda: context.run(fn, *args, **kwargs))
 
 
 def call(function: Callable[[A], R], argument: A, *, seconds: float, what: str) -> R:
@@ -135,23 +191,17 @@ fork of an interpreter that has imported what they need; it does :func:`work` in
 
 
 def _run(folder: Path, seconds: float, what: str) -> int:
+    ours = _current.get()
     process = start(folder)
-    with _guard:
-        _live.add(process)
-    try:
-        if _stopping.is_set():
-            raise Cancelled
-        status = process.wait(seconds)
-        if _stopping.is_set():
-            raise Cancelled
+    with ours.holding(process):
+        try:
+            ours.check()
+            status = process.wait(seconds)
+            ours.check()
+        except subprocess.TimeoutExpired:
+            hint = "raise build_timeout or verify_timeout for the target, or use smaller goldens"
+            raise TimeLimit(f"{what} took longer than {seconds:g} s and was stopped", hint) from None
         return int(status)
-    except subprocess.TimeoutExpired:
-        hint = "raise build_timeout or verify_timeout for the target, or use smaller goldens"
-        raise TimeLimit(f"{what} took longer than {seconds:g} s and was stopped", hint) from None
-    finally:
-        _kill(process)
-        with _guard:
-            _live.discard(process)
 
 
 def _kill(process: Process) -> None:
@@ -167,20 +217,6 @@ def _kill_group(process: Process) -> None:
             process.kill()
         else:
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def stop_all() -> None:
-    """Kill every child; calls in progress and calls to come raise :class:`Cancelled`."""
-    _stopping.set()
-    with _guard:
-        running = list(_live)
-    for process in running:
-        _kill_group(process)
-
-
-def allow() -> None:
-    """Forget an earlier :func:`stop_all`."""
-    _stopping.clear()
 
 
 def _log_tail(folder: Path) -> str:

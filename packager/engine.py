@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -190,8 +190,8 @@ def _running(chosen: Manifest, out: Path | None, cache: bool, *, verify: bool, l
     """Open the model, take the output folder, and clean up whatever happens."""
     listener.step(chosen.model.name, "reading the model")
     model = open_model(chosen.model.path)
-    child.allow()
     with contextlib.ExitStack() as stack:
+        children = stack.enter_context(child.group())
         if out is None:
             with storage_errors("preparing the plan"):
                 folder = stack.enter_context(scratch())
@@ -201,29 +201,28 @@ def _running(chosen: Manifest, out: Path | None, cache: bool, *, verify: bool, l
             work = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=STAGING, ignore_cleanup_errors=True))
             )
-        pool = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="reference"))
+        pool = stack.enter_context(child.Pool(max_workers=4, thread_name_prefix="reference"))
         code = tree_digest(package_folder("packager"))
         kept = default_cache() if cache else Cache(None)
-        run = Run(chosen, model, folder, work, kept, code, verify, listener, pool)
+        run = Run(chosen, model, folder, work, kept, code, verify, listener, pool, children)
         heed(run, model.hazards)
         try:
             yield run
         except BaseException:
-            child.stop_all()
+            children.stop()
             pool.shutdown(wait=True, cancel_futures=True)
-            child.allow()  # all of them are gone; what comes next in this process is another run's
             raise
 
 
 def _each(run: Run, targets: Sequence[Target], jobs: int | None, work: Callable[[Run, Target], R]) -> list[R]:
     """All targets, ``jobs`` at a time, in the manifest's order. A refused reference ends the run at once."""
     width = max(1, min(jobs or os.cpu_count() or 1, len(targets)))
-    with ThreadPoolExecutor(max_workers=width, thread_name_prefix="target") as pool:
+    with child.Pool(max_workers=width, thread_name_prefix="target") as pool:
         futures: list[Future[R]] = [pool.submit(work, run, target) for target in targets]
         try:
             return [future.result() for future in futures]
         except BaseException:
-            child.stop_all()
+            run.children.stop()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
@@ -288,7 +287,6 @@ def golden(
     Raises:
         PackagerError: the model, the inputs or the source's outputs are refused, or ``out`` can't be written.
     """
-    child.allow()
     (listener or Silent()).step(Path(model).name, "capturing golden cases")
     synthesis = SynthesisSettings(cases, seed, tuple(sorted((dims or {}).items())))
     return capture(Path(model), Path(out), source=source, inputs=_path(inputs), synthesis=synthesis, score=score)
@@ -330,7 +328,6 @@ def verify(
     """
     path = Path(bundle)
     speak = listener or Silent()
-    child.allow()
     try:
         if imported is not None:
             opened = open_bundle(path)
@@ -367,7 +364,6 @@ def explain(
     Raises:
         PackagerError: the bundle or the model can't be opened, don't belong together, or there is no such case.
     """
-    child.allow()
     (listener or Silent()).step(Path(bundle).name, "explaining")
     return explaining.explain(Path(bundle), Path(model), case, most)
 

@@ -148,7 +148,7 @@ def parity_number(result: TargetResult) -> str:
 
 
 def evidence_reason(result: TargetResult) -> str:
-    """Why a bundle that was executed has no better level, as its runner said it; empty where there is nothing to say."""
+    """Why a bundle that was executed has no better level, as its runner said; empty where there is nothing to say."""
     verdict = result.verdict
     if verdict is None or not verdict.executed or not verdict.level_reason:
         return ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packager.cache import Cache
+from packager.child import Group
 from packager.errors import GoldenError, ModelError, PackagerError
 from packager.goldens_ready import Answered, Ready, prepare
 from packager.hazards import Hazard
@@ -22,8 +23,8 @@ Shapes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Run:
-    """What all targets of a run share. ``started`` holds the reference runs by the shapes they were made for,
-    ``warned`` the hazards that were told."""
+    """What all targets of a run share. ``children`` are the processes it starts. ``started`` holds the reference runs
+    by the shapes they were made for, ``warned`` the hazards that were told."""
 
     manifest: Manifest
     model: Model
@@ -34,6 +35,7 @@ class Run:
     verify: bool
     listener: Listener
     pool: Executor
+    children: Group
     started: dict[Shapes, Ready] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
     warned: set[Hazard] = field(default_factory=set)

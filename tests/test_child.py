@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,14 +95,6 @@ def leave_a_process(order: Order) -> Answer:
 
 def read_input(order: Order) -> Answer:
     return Answer(Order(word=f"isatty {sys.stdin.isatty()}"), os.getpid())
-
-
-@pytest.fixture(autouse=True)
-def allowed() -> Iterator[None]:
-    """Whatever a test stopped, the next one may start."""
-    child.allow()
-    yield
-    child.allow()
 
 
 def gone(pid: int) -> bool:
@@ -212,26 +203,39 @@ def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path):
     assert gone(pid)
 
 
+def sleeping(pool: child.Pool, place: Path) -> Future[Answer]:
+    """A call that sleeps on a thread of the pool, once it is there."""
+    future = pool.submit(child.call, sleep, Order(place=place), seconds=100, what="sleeping")
+    written(place)
+    return future
+
+
 def test_stopping_ends_calls_in_progress_and_calls_to_come(tmp_path: Path):
-    ended: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            child.call(sleep, Order(place=tmp_path / "pid"), seconds=100, what="sleeping")
-        except BaseException as error:  # noqa: BLE001 - the test looks at whatever it is
-            ended.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    pid = written(tmp_path / "pid")
-    child.stop_all()
-    thread.join(10)
-    assert [type(error) for error in ended] == [child.Cancelled]
-    assert gone(pid)
-    with pytest.raises(child.Cancelled):
-        child.call(echo, Order(), seconds=SECONDS, what="echoing")
-    child.allow()
+    with child.Pool(2) as pool, child.group() as ours:
+        future = sleeping(pool, tmp_path / "pid")
+        ours.stop()
+        with pytest.raises(child.Cancelled):
+            future.result(10)
+        assert gone(written(tmp_path / "pid"))
+        with pytest.raises(child.Cancelled):
+            child.call(echo, Order(), seconds=SECONDS, what="echoing")
     assert child.call(echo, Order("again"), seconds=SECONDS, what="echoing").order.word == "again"
+
+
+def test_stopping_a_run_leaves_the_children_of_another(tmp_path: Path):
+    with child.Pool(2) as pool:
+        with child.group() as theirs:
+            other = sleeping(pool, tmp_path / "other")
+        with child.group() as ours:
+            mine = sleeping(pool, tmp_path / "mine")
+            ours.stop()
+            with pytest.raises(child.Cancelled):
+                mine.result(10)
+        assert gone(written(tmp_path / "mine"))
+        assert not other.done() and Path(f"/proc/{written(tmp_path / 'other')}").exists()
+        theirs.stop()
+        with pytest.raises(child.Cancelled):
+            other.result(10)
 
 
 def test_a_child_has_no_terminal_to_ask():
