@@ -6,6 +6,7 @@ dtypes and shapes come from ``bundle.json``. Where a message is raised, it says 
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -98,7 +99,7 @@ def checked_array(tensor: Tensor, value: Array) -> Array:
         ValueError: its dtype, rank or a size is not the tensor's.
     """
     array = np.asarray(value, order="C")
-    kind = "string" if array.dtype.kind in "OUS" else array.dtype.name
+    kind = _kind(array.dtype)
     if kind != tensor.dtype:
         raise ValueError(f"input '{tensor.name}' takes {tensor}, but the array is {kind}")
     if tensor.dims is not None:
@@ -108,6 +109,11 @@ def checked_array(tensor: Tensor, value: Array) -> Array:
         if wrong:
             raise ValueError(f"input '{tensor.name}' takes {tensor}, but the array has shape {list(array.shape)}")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+@functools.lru_cache(64)
+def _kind(dtype: np.dtype[Any]) -> str:
+    return "string" if dtype.kind in "OUS" else dtype.name  # numpy makes the name anew each time
 
 
 def run_file(arguments: list[str], run: Callable[[dict[str, Array]], Mapping[str, Array]], usage: str) -> int:

@@ -66,6 +66,7 @@ class Core:
         self.model, self.limits, self.metrics = model, limits, metrics
         self._batcher = batcher
         self._in_flight = 0
+        metrics.in_flight.set_function(lambda: self._in_flight)
         self.ready = True
         self.outputs = [tensor.name for tensor in model.outputs]
 
@@ -81,12 +82,10 @@ class Core:
         if self._in_flight >= self.limits.in_flight:
             raise Refusal(429, f"{self._in_flight} requests are being answered, which is the limit; try again")
         self._in_flight += 1
-        self.metrics.in_flight.set(self._in_flight)
         try:
             yield
         finally:
             self._in_flight -= 1
-            self.metrics.in_flight.set(self._in_flight)
 
     def check_model(self, name: str, version: str) -> None:
         """Refuse another model or version; an empty version is any.

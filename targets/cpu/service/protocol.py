@@ -8,6 +8,7 @@ with the tensors' bytes (little-endian, C order) after it.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import struct
@@ -274,7 +275,12 @@ def to_bytes(array: Array) -> bytes:
 
 def datatype_of(array: Array) -> str:
     """The protocol's name of an array's dtype."""
-    return "BYTES" if array.dtype == object else DATATYPES[array.dtype.name]
+    return _datatype(array.dtype)
+
+
+@functools.cache
+def _datatype(dtype: np.dtype[Any]) -> str:
+    return "BYTES" if dtype.hasobject else DATATYPES[dtype.name]  # numpy makes the name anew each time
 
 
 def padded(head: bytes) -> bytes:
