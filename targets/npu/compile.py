@@ -8,6 +8,7 @@ beside what it was asked for is thrown away.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from packager.render import render
 from packager.room import Plan, Stage, kind_named
 from packager.selfcheck import ship_loader
 from packager.targets.npu import infer
-from packager.targets.npu.coverage import Coverage, read_trace
+from packager.targets.npu.coverage import TRACE, Coverage, read_trace, refused_in
 from packager.targets.npu.culprits import culprits
 from packager.targets.npu.options import Options
 
 COVERAGE = "coverage.json"
+VERBOSE = 0
+"""Of ONNX Runtime's log levels."""
 LOADERS = {
     "cpp/main.cpp": "main.cpp.j2",
     "cpp/CMakeLists.txt": "CMakeLists.txt.j2",
@@ -91,8 +94,12 @@ def compiled(model: Path, folder: Path, options: Options, structure: Structure) 
                 f"QNN can't compile the model: {infer.one_line(error)}{named}",
                 "try another htp_arch or precision, or export the model without the node that it names",
             ) from error
-        found = read_trace(Path(name), structure)
-    if not (folder / infer.CONTEXT).is_file() or not (folder / infer.BINARY).is_file():
+        whole = (folder / infer.CONTEXT).is_file() and (folder / infer.BINARY).is_file()
+        if whole or (Path(name) / TRACE).is_file():
+            found = read_trace(Path(name), structure)
+        else:
+            found = Coverage(0, 0, (), refused_in(_logged(data, folder, options, name), structure))
+    if not whole:
         nodes = objections(found.on_cpu, "fallback")
         raise BuildError(
             f"QNN took no node of the model, so there is no context binary{node_lines(nodes)}",
@@ -102,13 +109,13 @@ def compiled(model: Path, folder: Path, options: Options, structure: Structure) 
     return found
 
 
-def _compile(data: bytes, folder: Path, options: Options, traces: str) -> None:
+def _compile(data: bytes, folder: Path, options: Options, traces: str, severity: int = infer.FATAL) -> None:
     """Have ONNX Runtime write a context into ``folder``; QNN works, and traces which nodes it takes, in ``traces``."""
     import onnxruntime_qnn
 
     runtime = infer.load_runtime()
     settings = runtime.SessionOptions()
-    settings.log_severity_level = infer.FATAL
+    settings.log_severity_level = severity
     for key, value in (
         ("ep.context_enable", "1"),
         ("ep.context_embed_mode", "0"),
@@ -124,6 +131,20 @@ def _compile(data: bytes, folder: Path, options: Options, traces: str) -> None:
     with contextlib.chdir(traces):
         settings.add_provider_for_devices([infer.find_device(runtime)], chosen)
         runtime.InferenceSession(data, settings)
+
+
+def _logged(data: bytes, folder: Path, options: Options, traces: str) -> str:
+    """All that is said on standard error while a model is compiled once more, in a process that is ours alone."""
+    with tempfile.TemporaryFile() as log:
+        kept = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            _compile(data, folder, options, traces, VERBOSE)
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        log.seek(0)
+        return log.read().decode("utf-8", errors="replace")
 
 
 def _refused(model: Path, options: Options) -> list[str]:

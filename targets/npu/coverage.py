@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,12 @@ from packager.errors import BuildError
 from packager.graph import Structure
 
 TRACE = "qnn_op_trace.json"
+REFUSAL = re.compile(
+    r"Validation FAILED for \d+ nodes in OrtNodeUnit \((?P<operator>\w+)\) :\n"
+    r"(?P<nodes>(?:\tOperator type: .*\n)+)(?:\tREASON : (?P<reason>.*)\n)?"
+)
+"""How QNN's log of version 2.51 says that it can't take a group of nodes: one that computes, and its scales."""
+MEMBER = re.compile(r"\tOperator type: (\w+) Node name: (.*) Node index: \d+\n")
 HINT = "each such node costs a trip to the CPU and back; export the model without it"
 
 
@@ -63,15 +70,37 @@ def read_trace(folder: Path, structure: Structure) -> Coverage:
         raise BuildError(
             f"QNN doesn't say which nodes it took: {type(error).__name__}: {error}", "install onnxruntime-qnn 2.7"
         ) from error
+    return Coverage(nodes, graphs, tuple(sorted(operators.items())), _covered(left, structure))
+
+
+def refused_in(log: str, structure: Structure) -> tuple[Covered, ...]:
+    """The nodes that QNN refused, as its log tells it. Where QNN takes none at all, it writes no trace.
+
+    Args:
+        log: of a compilation, with everything that QNN says.
+        structure: of the model that was compiled.
+    """
+    left = [
+        (name, unit["operator"], unit["reason"] or "")
+        for unit in REFUSAL.finditer(log)
+        for operator, name in MEMBER.findall(unit["nodes"])
+        if operator == unit["operator"]
+    ]
+    return _covered(left, structure)
+
+
+def _covered(left: Sequence[tuple[str, str, str]], structure: Structure) -> tuple[Covered, ...]:
+    """Nodes left out, given by name, operator and reason."""
     labels = {node.name: node.label for node in structure.walk() if node.name}
+    unnamed = {node.op_type: node.label for node in structure.walk() if not node.name}
     told = [
         Covered(
-            labels.get(plain(name, labels), f"{operator} '{name}'"), operator, "fallback", plain_reason(reason), HINT
+            labels.get(plain(name, labels), f"{operator} '{name}'") if name else unnamed.get(operator, operator),
+            operator, "fallback", plain_reason(reason), HINT,
         )
         for name, operator, reason in left
-    ]
-    on_cpu = {node.node: node for node in told}  # the optimiser may have made several of one
-    return Coverage(nodes, graphs, tuple(sorted(operators.items())), tuple(on_cpu.values()))
+    ]  # fmt: skip
+    return tuple({node.node: node for node in told}.values())  # the optimiser may have made several of one
 
 
 def plain(name: str, known: dict[str, str]) -> str:

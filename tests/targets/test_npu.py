@@ -21,7 +21,7 @@ from packager.room import Plan, PlanRequest, Reach, kind_named, reach_of
 from packager.targets import npu as room
 from packager.targets.npu import infer
 from packager.targets.npu.chips import CHIPS, chip
-from packager.targets.npu.coverage import TRACE, plain_reason, read_trace
+from packager.targets.npu.coverage import TRACE, plain_reason, read_trace, refused_in
 from packager.targets.npu.options import Options
 from tests.builders import BOOL, FLOAT, model, relu, save, value
 
@@ -141,6 +141,30 @@ def test_nodes_left_out_have_their_own_names_and_qnns_reason(tmp_path: Path):
     told = found.document()
     assert told["schema"] == "packager.coverage/1" and told["states"] == {"supported": 6, "fallback": 3}
     assert told["left"] == [asdict(node) for node in found.on_cpu] and told["npu"] == {"Conv2d": 2, "Quantize": 1}
+
+
+LOG = """2026 [V:onnxruntime:, qnn.cc:1713 LogNodeSupport] Validation PASSED for 1 nodes in OrtNodeUnit (QuantizeLinear) :
+\tOperator type: QuantizeLinear Node name: x_QuantizeLinear Node index: 0
+
+2026 [V:onnxruntime:, qnn.cc:1713 LogNodeSupport] Validation FAILED for 2 nodes in OrtNodeUnit (ArgMin) :
+\tOperator type: DequantizeLinear Node name: x_DequantizeLinear Node index: 1
+\tOperator type: ArgMin Node name: last one_token_3 Node index: 2
+\tREASON : QNN ArgMax/ArgMin only support select_last_index=0.
+
+2026 [V:onnxruntime:, qnn.cc:1713 LogNodeSupport] Validation FAILED for 1 nodes in OrtNodeUnit (Relu) :
+\tOperator type: Relu Node name:  Node index: 2
+
+"""
+
+
+def test_the_log_names_nodes_where_qnn_took_none(tmp_path: Path):
+    nodes = [helper.make_node("ArgMin", ["x"], ["i"], name="last one"), helper.make_node("Relu", ["x"], ["y"])]
+    outputs = [value("i", onnx.TensorProto.INT64, [1]), value("y", FLOAT, [1])]
+    path = save(model(nodes, [value("x", FLOAT, [1])], outputs), tmp_path / "m.onnx")
+    assert [(node.node, node.reason) for node in refused_in(LOG, open_model(path).structure)] == [
+        ("ArgMin 'last one'", "QNN ArgMax/ArgMin only support select_last_index=0"),
+        ("Relu (unnamed, makes 'y')", "QNN gives no reason"),
+    ]
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"unsupported_nodes": [{}]}'])

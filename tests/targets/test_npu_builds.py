@@ -242,6 +242,17 @@ def test_coverage_is_what_the_compiler_says(tmp_path: Path):
     assert found.verdict == "builds, 1 node not on the accelerator" and "onnxruntime-qnn" in found.judges[1]
 
 
+def test_where_qnn_takes_no_node_each_is_named_with_its_reason(tmp_path: Path):
+    best = helper.make_node("ArgMin", ["x"], ["y"], name="last one", axis=1, select_last_index=1)
+    save(model([best], [value("x", FLOAT, [1, 3])], [value("y", INT64, [1, 1])]), tmp_path / "net.onnx")
+    _, result = build(tmp_path, golden=None)
+    assert (result.exit_code, result.status) == (5, "error")
+    assert result.message == (
+        "QNN took no node of the model, so there is no context binary\n"
+        "  node ArgMin 'last one': QNN ArgMax/ArgMin only support select_last_index=0"
+    )
+
+
 def test_inputs_of_other_dtypes_and_scalars(tmp_path: Path):
     nodes = [
         helper.make_node("Cast", ["count"], ["c"], to=FLOAT), helper.make_node("Cast", ["flag"], ["f"], to=FLOAT),
