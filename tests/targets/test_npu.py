@@ -143,7 +143,7 @@ def test_nodes_left_out_have_their_own_names_and_qnns_reason(tmp_path: Path):
     assert told["left"] == [asdict(node) for node in found.on_cpu] and told["npu"] == {"Conv2d": 2, "Quantize": 1}
 
 
-LOG = """2026 [V:onnxruntime:, qnn.cc:1713 LogNodeSupport] Validation PASSED for 1 nodes in OrtNodeUnit (QuantizeLinear) :
+LOG = """2026 [V:onnxruntime:, qnn.cc:1713 Log] Validation PASSED for 1 nodes in OrtNodeUnit (QuantizeLinear) :
 \tOperator type: QuantizeLinear Node name: x_QuantizeLinear Node index: 0
 
 2026 [V:onnxruntime:, qnn.cc:1713 LogNodeSupport] Validation FAILED for 2 nodes in OrtNodeUnit (ArgMin) :
