@@ -39,7 +39,7 @@ from packager.transform_quantiser import (
     name_nodes,
     need_opset,
     prepare,
-    quiet,
+    quantising,
     reader,
     weight_bytes,
 )  # fmt: skip
@@ -67,8 +67,6 @@ THROUGHOUT = ("npu8", "npu16")
 """Schemes that leave no operator in float (:mod:`packager.transform_qdq`)."""
 OTHER_OPERATORS = {"Attention": 1, "Conv": 1, "EmbedLayerNormalization": 2, "LSTM": 1}
 """What ONNX Runtime's quantiser makes integer beside linear layers and tables, and which input holds the weight."""
-FAILURES = (ValueError, KeyError, IndexError, RuntimeError, AssertionError, TypeError)
-"""What it raises."""
 LAYERS = {**OTHER_OPERATORS, "Gather": 0, "Gemm": 1, "MatMul": 1}
 """All that has a weight to quantise."""
 _SHOWN = 3
@@ -133,19 +131,16 @@ class Int8Dynamic:
 
         model, made = ir.load(before), context.folder / f"{self.name}-after.onnx"
         if any(node.graph is model.graph for node in _others(model, excluded)):
-            with quiet():
-                try:
-                    quantize_dynamic(
-                        before,
-                        made,
-                        op_types_to_quantize=list(OTHER_OPERATORS),
-                        per_channel=self.per_channel,
-                        reduce_range=self.reduce_range is not False,
-                        weight_type=QuantType.QInt8,
-                        nodes_to_exclude=sorted(excluded),
-                    )
-                except FAILURES as error:
-                    raise Refused(f"ONNX Runtime's quantiser failed: {error}", "exclude the nodes it names") from error
+            with quantising("exclude the nodes it names"):
+                quantize_dynamic(
+                    before,
+                    made,
+                    op_types_to_quantize=list(OTHER_OPERATORS),
+                    per_channel=self.per_channel,
+                    reduce_range=self.reduce_range is not False,
+                    weight_type=QuantType.QInt8,
+                    nodes_to_exclude=sorted(excluded),
+                )
             model = ir.load(made)
         inside = [node for node in _others(model, excluded) if node.graph is not model.graph]
         notes = _left_in_float(inside, "in a body of If, Loop or Scan")
@@ -270,31 +265,28 @@ class Int8Static:
             # since the quantiser can't cut a range like [2, 2] into bins.
             options |= {"CalibStridedMinMax": 1, "CalibTensorRangeSymmetric": False}
         operators: tuple[str, ...] | None = None
-        if self.scheme in THROUGHOUT:
-            whole = throughout(
-                before, types[activation], types[weight], per_channel=self.per_channel, excluded=list(excluded)
-            )
-            operators, excluded = whole.operators, whole.excluded
-            options = {**options, "QDQKeepRemovableActivations": False, **whole.options}
-        with quiet():
-            try:
-                quantize_static(
-                    before,
-                    out,
-                    reader(cases),
-                    quant_format=QuantFormat.QDQ,
-                    per_channel=self.per_channel,
-                    reduce_range=reduced,
-                    activation_type=types[activation],
-                    weight_type=types[weight],
-                    op_types_to_quantize=operators,
-                    nodes_to_exclude=list(excluded),
-                    calibrate_method=methods[self.method],
-                    extra_options=options,
+        hint = "exclude the nodes it names" + ("" if self.method == "minmax" else ", or take method = minmax")
+        with quantising(hint):
+            if self.scheme in THROUGHOUT:
+                whole = throughout(
+                    before, types[activation], types[weight], per_channel=self.per_channel, excluded=list(excluded)
                 )
-            except FAILURES as error:
-                hint = "exclude the nodes it names" + ("" if self.method == "minmax" else ", or take method = minmax")
-                raise Refused(f"ONNX Runtime's quantiser failed: {error}", hint) from error
+                operators, excluded = whole.operators, whole.excluded
+                options = {**options, "QDQKeepRemovableActivations": False, **whole.options}
+            quantize_static(
+                before,
+                out,
+                reader(cases),
+                quant_format=QuantFormat.QDQ,
+                per_channel=self.per_channel,
+                reduce_range=reduced,
+                activation_type=types[activation],
+                weight_type=types[weight],
+                op_types_to_quantize=operators,
+                nodes_to_exclude=list(excluded),
+                calibrate_method=methods[self.method],
+                extra_options=options,
+            )
 
 
 def _settings(chosen: Int8Dynamic | Int8Static, bits: str) -> tuple[tuple[str, str], ...]:

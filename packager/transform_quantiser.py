@@ -44,18 +44,36 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def prepare(model: ir.Model, context: Context, name: str) -> Path:
-    """Write the model as the quantiser wants it."""
+    """Write the model as the quantiser wants it.
+
+    Raises:
+        Refused: nothing in it is a float.
+    """
     import onnx_ir as ir
     from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     unpack_weights(model)
     ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
+    if not _has_floats(model):
+        raise Refused(
+            "there is nothing to quantise: no tensor of the model is float32 or float16",
+            "use fp32 for this target, where it takes that; nothing would be lost",
+        )
     name_nodes(model)
     model.metadata_props[_PREPROCESSED] = "packager"  # or the quantiser advises, on stderr, to do what was just done
     source = context.folder / f"{name}-before.onnx"
     ir.save(model, source, external_data=f"{source.name}.data" if is_large(model) else None)
     return source
+
+
+def _has_floats(model: ir.Model) -> bool:
+    """Whether the main graph has a tensor that can get a scale, as far as dtypes are known."""
+    import onnx_ir as ir
+
+    made = (value for node in model.graph for value in node.outputs)
+    values = (*model.graph.inputs, *model.graph.initializers.values(), *made)
+    return any(value.dtype in (None, ir.DataType.FLOAT, ir.DataType.FLOAT16) for value in values)
 
 
 def name_nodes(model: ir.Model) -> None:
@@ -178,13 +196,21 @@ def finish(model: ir.Model, interface: Interface, *notes: str) -> Outcome:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """The quantiser advises by logging and calibration prints; what matters here is in notes and errors."""
+def quantising(hint: str) -> Iterator[None]:
+    """Around a call of the quantiser, which advises by logging, and prints; what matters here is in notes and errors.
+
+    Raises:
+        Refused: it failed, with ``hint``. It raises whatever comes to it, ONNX Runtime's own exceptions too.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with redirect_stdout(StringIO()):
             yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise Refused(f"ONNX Runtime's quantiser failed: {error}", hint) from error
     finally:
         logging.disable(before)
 

@@ -20,6 +20,7 @@ from packager.goldens import GoldenCase, GoldenSet
 from packager.model import open_model
 from packager.transform import Context
 from packager.transform_int8 import Int8Dynamic, Int8Static
+from packager.transform_quantiser import quantising
 from packager.transforming import apply
 from tests.builders import model, save, value
 
@@ -198,6 +199,22 @@ def test_excluded_by_name_and_by_type(tmp_path, settings):
     types = ("MatMul", "Relu")
     with pytest.raises(Refused, match="nothing to quantise"):
         convert(network(), tmp_path, settings(exclude_types=types))
+
+
+@pytest.mark.parametrize("settings", [Int8Dynamic(), Int8Static(), Int8Static(scheme="npu16")])
+def test_a_model_without_floats_is_refused(tmp_path, settings):
+    both = node("And", ["a", "b"], ["y"], name="both")
+    inputs = [value(name, onnx.TensorProto.BOOL, (2,)) for name in "ab"]
+    proto = model([both], inputs, [value("y", onnx.TensorProto.BOOL, (2,))], opset=21, ir=10)
+    cases = GoldenSet((GoldenCase("0", {name: np.array([True, False]) for name in "ab"}),))
+    with pytest.raises(Refused, match="there is nothing to quantise: no tensor of the model is float32"):
+        convert(proto, tmp_path, settings, cases)
+
+
+def test_whatever_the_quantiser_raises_is_a_refusal():
+    with pytest.raises(Refused, match="ONNX Runtime's quantiser failed: .*Load model from") as caught, quantising("do"):
+        ort.InferenceSession(str(Path("no such model.onnx")))  # raises an exception of ONNX Runtime's own
+    assert caught.value.hint == "do"
 
 
 @pytest.mark.parametrize("settings", [Int8Dynamic(), Int8Static()])
