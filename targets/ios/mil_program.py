@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from packager.goldens import Array
-from packager.targets.ios.mlpackage import SPEC, WEIGHTS
 
+SPEC = "Data/com.apple.CoreML/model.mlmodel"
+WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
 SENTINEL = 0xDEADBEEF
 RECORD = struct.Struct("<IIQQ")
 """Of a weight record: sentinel, dtype, bytes, offset of the bytes."""

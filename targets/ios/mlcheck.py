@@ -13,15 +13,12 @@ from packager import parity
 from packager.bundle import open_bundle
 from packager.errors import ModelError, VerificationError
 from packager.goldens import Array
-from packager.model import Signature, TensorSpec
+from packager.model import Signature
 from packager.reference import OrtSession
 from packager.targets.ios.mil_onnx import Untranslated, translate
-from packager.targets.ios.mil_program import Feature, MalformedProgram, Program, read_program
-from packager.targets.ios.mlpackage import PACKAGE
+from packager.targets.ios.mil_program import MalformedProgram, Program, read_program
+from packager.targets.ios.mlpackage import PACKAGE, feature_differences
 from packager.verifying import GOLDEN
-
-FEATURES = {"float32": "float32", "float16": "float16", "int32": "int32", "int64": "int32", "bool": "bool"}
-"""A tensor's dtype to that of its Core ML feature: Core ML has no 64-bit integers."""
 
 KEY = "core_ml_package"
 HINT = "build the bundle again; if it stays so, set mlpackage = false and report the model"
@@ -59,35 +56,10 @@ def _check_features(program: Program, signature: Signature, names: Mapping[str, 
     Raises:
         VerificationError: a feature isn't its tensor.
     """
-    wrong = []
-    for side, specs, features in (
-        ("input", signature.inputs, program.inputs),
-        ("output", signature.outputs, program.outputs),
-    ):
-        if [names.get(spec.name) for spec in specs] != [feature.name for feature in features]:
-            listed = ", ".join(f"'{feature.name}'" for feature in features)
-            wrong.append(f"{side}s are {listed}, not those of the model")
-            continue
-        wrong += [
-            f"{side} '{feature.name}': {reason}"
-            for spec, feature in zip(specs, features, strict=True)
-            if (reason := _mismatch(spec, feature))
-        ]
-    if wrong:
-        raise VerificationError(
-            "the Core ML package has another interface than the model:" + "".join(f"\n  {line}" for line in wrong), HINT
-        )
+    if wrong := feature_differences(program, signature, names):
+        listed = "".join(f"\n  {line}" for line in wrong)
+        raise VerificationError(f"the Core ML package has another interface than the model:{listed}", HINT)
     return dict(names)
-
-
-def _mismatch(spec: TensorSpec, feature: Feature) -> str:
-    if feature.dtype != FEATURES.get(spec.dtype):
-        return f"is {feature.dtype} for a tensor of {spec.dtype}"
-    if feature.dims and spec.dims is not None and all(isinstance(dim, int) for dim in spec.dims):
-        sizes = tuple(spec.dims) or (1,)
-        if feature.dims != sizes:
-            return f"has shape {list(feature.dims)}, the tensor {list(spec.dims)}"
-    return ""
 
 
 def _run(model: bytes, bundle: Path, signature: Signature, names: Mapping[str, str]) -> parity.Overall:

@@ -1,8 +1,8 @@
 """The model as an ML Program: converted by onnx2coreml, saved by coremltools on any machine, in bytes that repeat.
 
 Core ML takes fixed shapes and has no texts, so a model with free dims, strings or an operator without a conversion has
-no package; the reason is kept. Precision follows the ONNX model node by node: what the dialect keeps in float32 stays
-float32.
+no package, nor has one that comes out with another interface; the reason is kept. Precision follows the ONNX model node
+by node: what the dialect keeps in float32 stays float32.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import contextlib
 import io
 import json
 import logging
+import shutil
 import tempfile
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from packager.errors import BuildError
 from packager.files import write_text
-from packager.model import open_model
+from packager.model import Signature, TensorSpec, open_model
 from packager.room import Plan, Stage
+from packager.targets.ios.mil_program import SPEC, WEIGHTS, Feature, MalformedProgram, Program, read_program
 from packager.targets.ios.options import Options
 
 PACKAGE = "Model.mlpackage"
-SPEC = "Data/com.apple.CoreML/model.mlmodel"
-WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
+FEATURES = {"float32": "float32", "float16": "float16", "int32": "int32", "int64": "int32", "bool": "bool"}
+"""A tensor's dtype to that of its Core ML feature: Core ML has no 64-bit integers."""
 TARGETS = ("iOS15", "iOS16", "iOS17", "iOS18")
 """Deployment targets that coremltools 9 and onnx2coreml 1.1 both know; an operator set of Core ML each."""
 
@@ -65,7 +67,50 @@ def write_mlpackage(plan: Plan, stage: Stage, options: Options) -> Converted:
     found = (*inputs, *outputs)
     if len(names) != len(found):
         raise BuildError(f"the Core ML package has {len(found)} features for {len(names)} tensors")
-    return Converted(True, "", tuple(zip(names, found, strict=True)))
+    paired = tuple(zip(names, found, strict=True))
+    try:
+        wrong = feature_differences(read_program(target), signature, dict(paired))
+    except MalformedProgram as error:
+        wrong = [str(error)]
+    if wrong:
+        shutil.rmtree(target)
+        return Converted(False, f"onnx2coreml converts it wrongly: {'; '.join(wrong)}")
+    return Converted(True, "", paired)
+
+
+def feature_differences(program: Program, signature: Signature, names: Mapping[str, str]) -> list[str]:
+    """How a program's features differ from a model's tensors: order, dtypes, shapes. A line each.
+
+    Args:
+        program: of the package.
+        signature: of the model.
+        names: of features by those of tensors.
+    """
+    wrong = []
+    for side, specs, features in (
+        ("input", signature.inputs, program.inputs),
+        ("output", signature.outputs, program.outputs),
+    ):
+        if [names.get(spec.name) for spec in specs] != [feature.name for feature in features]:
+            listed = ", ".join(f"'{feature.name}'" for feature in features)
+            wrong.append(f"{side}s are {listed}, not those of the model")
+            continue
+        wrong += [
+            f"{side} '{feature.name}': {reason}"
+            for spec, feature in zip(specs, features, strict=True)
+            if (reason := _mismatch(spec, feature))
+        ]
+    return wrong
+
+
+def _mismatch(spec: TensorSpec, feature: Feature) -> str:
+    if feature.dtype != FEATURES.get(spec.dtype):
+        return f"is {feature.dtype} for a tensor of {spec.dtype}"
+    if feature.dims and spec.dims is not None and all(isinstance(dim, int) for dim in spec.dims):
+        sizes = tuple(spec.dims) or (1,)
+        if feature.dims != sizes:
+            return f"has shape {list(feature.dims)}, the tensor {list(spec.dims)}"
+    return ""
 
 
 def deployment(version: str) -> str:

@@ -19,9 +19,9 @@ from packager.bundle import open_bundle
 from packager.errors import VerificationError
 from packager.results import TargetResult
 from packager.room import kind_named
-from packager.targets.ios.mil_program import read_program
+from packager.targets.ios.mil_program import SPEC, WEIGHTS, read_program
 from packager.targets.ios.mlcheck import check_mlpackage
-from packager.targets.ios.mlpackage import PACKAGE, SPEC, WEIGHTS
+from packager.targets.ios.mlpackage import PACKAGE
 from tests.builders import FLOAT, INT64, STRING, model, save, value
 from tests.sealing import reseal
 
@@ -264,6 +264,19 @@ def test_half_precision_stays_half_in_both_models(tmp_path: Path):
     assert after["left"] == [] and after["parts"] == 1
     runtime = verdict_of(folder)["runtime"]
     assert isinstance(runtime, dict) and "carried out" in runtime["core_ml_package"]
+
+
+def test_a_conversion_with_another_interface_makes_no_core_ml_package_and_it_is_said(tmp_path: Path):
+    total = helper.make_node("ReduceSum", ["x", "axes"], ["y"], name="total", keepdims=1)  # its axes are an input
+    inputs = [value("x", FLOAT, [3, 2, 2]), value("axes", INT64, [1])]
+    path = save(model([total], inputs, [value("y", FLOAT, [3, 2, 1])]), tmp_path / "sum.onnx")
+    np.savez(tmp_path / "0.npz", x=np.arange(12, dtype=np.float32).reshape(3, 2, 2), axes=np.array([-1]))
+    result = built(path, tmp_path / "dist", golden='[golden]\npath = "0.npz"\n')
+    folder = folder_of(result, tmp_path / "dist")
+    assert result.status == "passed", result.message
+    assert not (folder / PACKAGE).exists()
+    told = json.loads((folder / "coverage.json").read_text())["core ml package"]
+    assert told["reason"] == "onnx2coreml converts it wrongly: output 'y': has shape [1, 1, 1], the tensor [3, 2, 1]"
 
 
 def test_free_shapes_make_no_core_ml_package_and_it_is_said(tmp_path: Path):
