@@ -81,9 +81,10 @@ FUZZ_MINUTES ?= 10
 fuzz: setup
 	$(BIN)/python -m tests.fuzz.run --minutes $(FUZZ_MINUTES)
 
-# Every node case of onnx through the kinds that run here, into docs/conformance.md; interrupted, it goes on later.
+# Every node case of onnx through CONFORMANCE_KINDS, into docs/conformance.md; interrupted, it goes on later.
+CONFORMANCE_KINDS ?= openvino,web,triton
 conformance: setup browser
-	$(BIN)/python -m tests.conformance.run --jobs $(JOBS) --out docs/conformance.md
+	$(BIN)/python -m tests.conformance.run --kinds $(CONFORMANCE_KINDS) --jobs $(JOBS) --out docs/conformance.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .corpus .runtimes examples/*/dist

@@ -71,7 +71,7 @@ def _conclude(chosen: argparse.Namespace, cases: Sequence[Case], ends: Ends, kin
         baseline.write(ends, kinds)
     sys.stdout.write("\n".join(table.totals(ends, kinds)) + "\n")
     if chosen.out is not None:
-        table.write(chosen.out, table.page(cases, ends, kinds))
+        table.write(chosen.out, cases, ends, kinds)
     better = baseline.improvements(ends)
     if better:
         sys.stderr.write("\n".join(["better than expected.json says (--refresh takes it over):", *better]) + "\n")

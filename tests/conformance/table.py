@@ -11,11 +11,13 @@ from pathlib import Path
 from packager import __version__
 from packager.planning import tool_versions
 from packager.render import markdown
-from packager.room import kind_named
+from packager.room import kind_named, kinds
 from tests.conformance.cases import Case, operators
 from tests.conformance.worker import BAD, ENDS, REFERENCE, Ending
 
 BEGIN, END = "<!-- written by make conformance -->\n", "<!-- end -->\n"
+SECTION = "\n### "
+HEAD = ["| kind | " + " | ".join(ENDS) + " |", "|---|" + "---|" * len(ENDS)]
 AS_REFERENCE = "the reference run refused the model, so nothing was built"
 
 REASONS = (
@@ -50,27 +52,26 @@ def reason(why: str) -> str:
 
 
 def totals(ends: Mapping[tuple[str, str], Ending], kinds: Sequence[str]) -> list[str]:
-    """A row for each kind: how many cases ended how."""
-    rows = ["| kind | " + " | ".join(ENDS) + " |", "|---|" + "---|" * len(ENDS)]
-    for kind in kinds:
-        found = [ending.end for (_, each), ending in ends.items() if each == kind]
-        rows.append(f"| {kind} | " + " | ".join(str(found.count(end)) for end in ENDS) + " |")
-    return rows
+    """A table with a row for each kind: how many cases ended how."""
+    return [*HEAD, *(_row(ends, kind) for kind in kinds)]
 
 
-def page(cases: Sequence[Case], ends: Mapping[tuple[str, str], Ending], kinds: Sequence[str]) -> str:
-    """All that the page says below its head."""
+def _row(ends: Mapping[tuple[str, str], Ending], kind: str) -> str:
+    found = [ending.end for (_, each), ending in ends.items() if each == kind]
+    return f"| {kind} | " + " | ".join(str(found.count(end)) for end in ENDS) + " |"
+
+
+def section(cases: Sequence[Case], ends: Mapping[tuple[str, str], Ending], kind: str) -> str:
+    """All that the page says of a kind."""
     of = {case.name: case for case in cases}
-    lines = [f"{len({case for case, _ in ends})} cases; {_versions(kinds)}.", "", *totals(ends, kinds), ""]
-    for kind in kinds:
-        mine = {case: ending for (case, each), ending in sorted(ends.items()) if each == kind}
-        lines += [f"### {kind}", ""]
-        lines += _refused(mine, ends, kind)
-        for end, title in (("caught", "caught"), ("near", "near"), *((bad, f"**{bad}**") for bad in BAD)):
-            named = [case for case, ending in mine.items() if ending.end == end]
-            if named:
-                lines += [f"{title}, {len(named)}:", "", *_by_operator(of[case] for case in named), ""]
-    return "\n".join(lines)
+    mine = {case: ending for (case, each), ending in sorted(ends.items()) if each == kind}
+    share = f"{len(mine)} cases" if len(mine) == len(cases) else f"{len(mine)} of {len(cases)} cases"
+    lines = [f"{share}; {_versions(kind)}.", "", *_refused(mine, ends, kind)]
+    for end, title in (("caught", "caught"), ("near", "near"), *((bad, f"**{bad}**") for bad in BAD)):
+        named = [case for case, ending in mine.items() if ending.end == end]
+        if named:
+            lines += [f"{title}, {len(named)}:", "", *_by_operator(of[case] for case in named), ""]
+    return "\n".join(lines).rstrip("\n")
 
 
 def _refused(mine: Mapping[str, Ending], ends: Mapping[tuple[str, str], Ending], kind: str) -> list[str]:
@@ -104,19 +105,25 @@ def _by_operator(cases: Iterable[Case]) -> list[str]:
     return [f"- {operator}: {', '.join(names)}" for operator, names in sorted(found.items())]
 
 
-def _versions(kinds: Sequence[str]) -> str:
-    told = {"packager": __version__, "onnxruntime": importlib.metadata.version("onnxruntime")}
-    for kind in kinds:
-        if kind == REFERENCE:
-            continue
+def _versions(kind: str) -> str:
+    told = {name: importlib.metadata.version(name) for name in ("onnx", "onnxruntime")}
+    if kind != REFERENCE:
         told |= tool_versions(kind_named(kind))
         pins = kind_named(kind).facts.pins
         told |= {f"{pins.get('package', kind)} ({kind})": pins[key] for key in ("version", "release") if key in pins}
+    told["packager"] = __version__
     return ", ".join(f"{name} {version}" for name, version in sorted(told.items()))
 
 
-def write(file: Path, text: str) -> None:
-    """Put it between the marks of the page."""
+def write(file: Path, cases: Sequence[Case], ends: Mapping[tuple[str, str], Ending], asked: Sequence[str]) -> None:
+    """Put it between the marks of the page. Kinds that weren't asked for stay as they are."""
     start, rest = file.read_text(encoding="utf-8").split(BEGIN)
-    _, end = rest.split(END)
-    file.write_text(start + BEGIN + "\n" + text + "\n" + END + end, encoding="utf-8")
+    old, end = rest.split(END)
+    rows = {line.split(" ")[1]: line for line in old.splitlines() if re.match(r"\| \w+ \|( \d+ \|)+$", line)}
+    sections = {text.partition("\n")[0]: text.partition("\n")[2].strip("\n") for text in old.split(SECTION)[1:]}
+    rows |= {kind: _row(ends, kind) for kind in asked}
+    sections |= {kind: section(cases, ends, kind) for kind in asked}
+    order = [kind for kind in (REFERENCE, *kinds()) if kind in sections]
+    parts = ["\n".join([*HEAD, *(rows[kind] for kind in order)])]
+    parts += [f"{SECTION.lstrip()}{kind}\n\n{sections[kind]}" for kind in order]
+    file.write_text(start + BEGIN + "\n" + "\n\n".join(parts) + "\n\n" + END + end, encoding="utf-8")

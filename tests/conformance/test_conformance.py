@@ -8,9 +8,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import helper
 
+from tests.builders import model, save, value
 from tests.conformance import baseline, run, state, table
-from tests.conformance.cases import differences
+from tests.conformance.cases import Case, differences
 from tests.conformance.pool import do_all
 from tests.conformance.tap import answers_file
 from tests.conformance.worker import REFERENCE, Ending, Request, _judged, _of_error
@@ -95,6 +97,27 @@ def test_reasons_lose_the_names_of_one_case():
     assert table.reason(one) == table.reason(other) == "OpenVINO has no rule for it"
     load = "x.onnx: ONNX Runtime can't load the model: [E] : 9 : Could not find an implementation for Add(14)"
     assert table.reason(load) == "ONNX Runtime has no kernel for it"
+
+
+def test_a_run_of_some_kinds_leaves_what_the_page_says_of_others(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text(f"head\n{table.BEGIN}{table.END}tail\n", encoding="utf-8")
+    cases = [Case(name, tmp_path / name) for name in ("test_a", "test_b")]
+    for case in cases:
+        case.folder.mkdir()
+        save(model([helper.make_node("Relu", ["x"], ["y"])], [value("x")], [value("y")]), case.model)
+    first = {("test_a", "web"): Ending("pass"), ("test_b", "web"): Ending("caught", "off")}
+    table.write(page, cases, first, ["web"])
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("head\n") and text.endswith("tail\n")
+    assert "| web | 1 | 0 | 0 | 1 | 0 | 0 | 0 |\n" in text and "### web\n\n2 cases; " in text
+    assert "caught, 1:\n\n- Relu: `b`\n" in text
+    table.write(page, cases, {("test_a", "openvino"): Ending("pass"), **first}, ["openvino"])
+    both = page.read_text(encoding="utf-8")
+    assert (
+        both.index("| openvino | 1 | 0 |") < both.index("| web | 1 | 0 |") and "### openvino\n\n1 of 2 cases; " in both
+    )
+    assert both.endswith(text[text.index("### web") :])
 
 
 @pytest.fixture
