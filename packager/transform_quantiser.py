@@ -124,9 +124,13 @@ def need_opset(model: ir.Model, least: int, what: str) -> None:
     """Refuse a model of an operator set below ``least``.
 
     Raises:
-        Refused: it is; ``what`` needs more.
+        Refused: it is, and ``what`` needs more; or it has no operators of ai.onnx at all.
     """
-    opset = model.graph.opset_imports.get("", 0)
+    if "" not in model.graph.opset_imports:
+        raise Refused(
+            "there is nothing to quantise: no operator of ai.onnx is in the model", "use fp32 for this target"
+        )
+    opset = model.graph.opset_imports[""]
     if opset < least:
         raise Refused(f"{what} needs opset {least}, the model has {opset}", f"raise it first: opset = {least}")
 

@@ -211,6 +211,15 @@ def test_a_model_without_floats_is_refused(tmp_path, settings):
         convert(proto, tmp_path, settings, cases)
 
 
+@pytest.mark.parametrize("settings", [Int8Dynamic(), Int8Static()])
+def test_a_model_of_another_domain_only_is_refused(tmp_path, settings):
+    scaler = node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0])
+    graph = helper.make_graph([scaler], "g", [value("x", shape=(1, 2))], [value("y", shape=(1, 2))])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 3)], ir_version=10)
+    with pytest.raises(Refused, match=r"no operator of ai\.onnx is in the model"):
+        convert(proto, tmp_path, settings, GoldenSet((GoldenCase("0", {"x": np.ones((1, 2), np.float32)}),)))
+
+
 def test_whatever_the_quantiser_raises_is_a_refusal():
     with pytest.raises(Refused, match=r"quantiser failed: .*Load model from") as caught, quantising("do"):
         ort.InferenceSession(str(Path("no such model.onnx")))  # raises an exception of ONNX Runtime's own
