@@ -110,6 +110,11 @@ def passes_for(
         versions = planned_versions(structure, opsets, limits.ir)
         if versions is not None:
             chosen += [load_pass({"name": "drop-unused-imports"}), versions]
+    if dialect.exact_int8 != "no":
+        from packager.transform_exact_int8 import planned_exact
+
+        exact = planned_exact(structure, setting=dialect.exact_int8 == "set")
+        chosen += [] if exact is None else [exact]
     minimum = dialect.minimum_opset.get(precision, 0)
     if model.opset < minimum:
         chosen.append(load_pass({"name": "set-versions", "opsets": [["", minimum]], "ir": None}))

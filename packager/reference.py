@@ -2,8 +2,8 @@
 
 ONNX Runtime's CPU provider without graph optimisation runs the untouched file, in a child process, twice. A model
 whose integer arithmetic would saturate on x86 without VNNI runs with ``session.x64quantprecision=1``, which takes
-effect only from the EXTENDED optimisation level up. Outputs that differ between the two runs, or that a random
-operator reaches, are non-deterministic and can't be golden.
+effect only from the EXTENDED optimisation level up (in bodies of If and Loop: :mod:`packager.transform_exact_int8`).
+Outputs that differ between the two runs, or that a random operator reaches, can't be golden.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from packager.model import Model, Signature, open_model
 from packager.parity import OutputRule
 from packager.policy import rules_for
 from packager.probing import check_declared, probe
+from packager.transform_exact_int8 import exact_form
 from packager.witness import disputes
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
 LARGE_BYTES = 1 << 29
-
 PROBED_SECONDS = 10.0
 """A model whose run takes longer isn't run at other sizes than those of its goldens."""
 
@@ -241,18 +241,19 @@ class OrtSession:
         self.version: str = ort.__version__
         self._path = path
         try:
-            self._session = self._loaded(quantized=quantized, mapped=mapped)
+            with exact_form(path, quantized=quantized) as exact:
+                self._session = self._loaded(exact, quantized=quantized, mapped=mapped)
         except Exception as error:  # ORT's exception types are not public
             # Its optimiser fails on some models of symmetric int8. Without it, QuantizeLinear and DequantizeLinear run
             # as they are defined, in float; integer products would saturate.
             if not quantized or open_model(path).multiplies_integers:
                 raise _unloadable(path, error) from error
             try:
-                self._session = self._loaded(quantized=False, mapped=mapped)
+                self._session = self._loaded(path, quantized=False, mapped=mapped)
             except Exception as again:
                 raise _unloadable(path, again) from again
 
-    def _loaded(self, *, quantized: bool, mapped: bool) -> ort.InferenceSession:
+    def _loaded(self, path: Path, *, quantized: bool, mapped: bool) -> ort.InferenceSession:
         import onnxruntime as ort
 
         options = ort.SessionOptions()
@@ -270,7 +271,7 @@ class OrtSession:
             options.add_session_config_entry("session.disable_prepacking", "1")
             options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
             options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        return ort.InferenceSession(str(self._path), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(self, feeds: Mapping[str, Array], outputs: list[str], case: str) -> dict[str, Array]:
         """Run once; named arrays in, the named outputs out.

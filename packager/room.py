@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -84,6 +84,11 @@ class Dialect(BaseModel):
     inline: bool = Field(False, description="inline local functions")
     clean: bool = Field(False, description="drop what inference doesn't need")
     strip_zipmap: bool = Field(False, description="give probabilities as a tensor instead of a sequence of maps")
+    exact_int8: Literal["no", "set", "unset"] = Field(
+        "no",
+        description="int8 kept exact on CPUs without VNNI, for an ONNX Runtime with session.x64quantprecision `set` "
+        "(which leaves a little to rewrite) or `unset` (signed weights become unsigned)",
+    )
     precisions: dict[str, list[dict[str, JsonValue]]] = Field(
         {}, description="by precision: passes with their settings; a precision not named here is the room's own work"
     )

@@ -19,6 +19,7 @@ from packager.errors import ModelError
 from packager.goldens import Array
 from packager.graph import Node, read_structure
 from packager.model import QUANTIZED_OPERATORS, open_model
+from packager.transform_exact_int8 import exact_form
 
 if TYPE_CHECKING:
     import onnx
@@ -139,7 +140,10 @@ def load_session(model: bytes | Path, folder: Path | str, *, quantized: bool) ->
         ModelError: ONNX Runtime refuses the model.
     """
     try:
-        return _session(model, folder, quantized=quantized)
+        if isinstance(model, bytes):
+            return _session(model, folder, quantized=quantized)
+        with exact_form(model, quantized=quantized) as exact:
+            return _session(exact, folder, quantized=quantized)
     except ModelError:
         if not quantized or isinstance(model, bytes) or open_model(model).multiplies_integers:
             raise

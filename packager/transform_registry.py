@@ -35,6 +35,7 @@ PASSES: Mapping[str, str] = {
     "pin-shapes": "packager.transform_shapes:PinShapes",
     "set-versions": "packager.transform_versions:SetVersions",
     "strip-zipmap": "packager.transform_cleaning:StripZipMap",
+    "exact-int8": "packager.transform_exact_int8:ExactInt8",
 }
 """Name of a pass to ``module:class``."""
 

@@ -21,9 +21,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from packager.golden_synth import synthesise
+from packager.goldens import GoldenCase, GoldenSet
 from packager.model import open_model
 from packager.reference import OrtSession
 from packager.transform import Context
+from packager.transform_exact_int8 import ExactInt8
 from packager.transform_int8 import Int8Dynamic, Int8Static
 from packager.transforming import apply
 from tests.builders import model, save, value
@@ -61,6 +63,14 @@ def test_the_emulated_cpu_saturates_and_the_setting_of_the_reference_prevents_it
     assert on_haswell(path, feeds, tmp_path)["y"].tolist() == [[32 * 32767] * 3], "each pair ends at 32767"
     assert on_haswell(path, feeds, tmp_path, EXACT)["y"].tolist() == [[64 * 255 * 127] * 3]
     assert OrtSession(path, quantized=True).run(feeds, ["y"], "")["y"].tolist() == [[64 * 255 * 127] * 3]
+
+
+def test_unsigned_weights_are_exact_there_without_any_setting(tmp_path: Path):
+    source, feeds = extreme(tmp_path / "m.onnx"), {"x": np.full((1, 64), 255, np.uint8)}
+    (tmp_path / "out").mkdir()
+    goldens = GoldenSet((GoldenCase("0", feeds),))
+    made = apply((ExactInt8(),), Context(source, tmp_path, goldens), tmp_path / "out/m.onnx").path
+    assert on_haswell(made, feeds, tmp_path)["y"].tolist() == [[64 * 255 * 127] * 3]
 
 
 def test_dynamic_int8_is_exact_without_any_setting(tmp_path: Path):
