@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packager import golden_store
-from packager.cache import Ingredients, tree_digest
+from packager.cache import Ingredients, key_of, tree_digest
 from packager.dialect import Dialected, TransformJob, in_dialect, passes_for, passes_text, steps_of
 from packager.errors import UsageError
 from packager.files import storage_errors
@@ -79,7 +79,8 @@ def open_source(run: Run, target: Target) -> Source:
             excluded=dict(reference.reference.excluded),
         )
     job = TransformJob(run.model.path, passes, goldens, work / "dialect", target.conversion.data)
-    made = in_dialect(job, _ingredients(run, kind, passes, ready, judged), run.cache)
+    ingredients = _ingredients(run, kind, passes, ready, judged)
+    made = run.transform_once(key_of(ingredients), lambda: in_dialect(job, ingredients, run.cache))
     return Source(kind, made.model, reference.goldens, ready, work, passes, made)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from packager.cache import Cache
 from packager.child import Group
+from packager.dialect import Dialected
 from packager.errors import GoldenError, ModelError, PackagerError
 from packager.goldens_ready import Answered, Ready, prepare
 from packager.hazards import Hazard
@@ -24,7 +25,8 @@ Shapes = tuple[tuple[str, int], ...]
 @dataclass(frozen=True)
 class Run:
     """What all targets of a run share. ``children`` are the processes it starts. ``started`` holds the reference runs
-    by the shapes they were made for, ``warned`` the hazards that were told."""
+    by the shapes they were made for, ``warned`` the hazards that were told, ``transformed`` the models in dialects, or
+    why there is none, by what decides them."""
 
     manifest: Manifest
     model: Model
@@ -39,6 +41,7 @@ class Run:
     started: dict[Shapes, Ready] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
     warned: set[Hazard] = field(default_factory=set)
+    transformed: dict[str, Future[Dialected]] = field(default_factory=dict)
 
     def key(self, shapes: Shapes) -> Shapes:
         """What the golden cases of a target depend on; empty for those that the whole run shares."""
@@ -74,6 +77,19 @@ class Run:
                 )
                 self.started[key] = prepare(self.model, job, self.cache, self.code, self.pool)
             return self.started[key]
+
+
+    def transform_once(self, key: str, make: Callable[[], Dialected]) -> Dialected:
+        """What ``make`` gives, or raises, for the first target that asks; the others wait for it and get the same."""
+        with self.guard:
+            known = self.transformed.get(key)
+            future = self.transformed.setdefault(key, Future())
+        if known is None:
+            try:
+                future.set_result(make())
+            except BaseException as error:  # noqa: BLE001 - it is raised for everyone who asks
+                future.set_exception(error)
+        return future.result()
 
 
 class ReferenceRefused(Exception):

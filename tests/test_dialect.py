@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
 import packager
-from packager import dialect, transform_registry
+from packager import child, dialect, transform_registry
 from packager.dialect import passes_for, passes_text, steps_of
 from packager.errors import GoldenError, InternalError, Refused
 from packager.goldens import GoldenCase, GoldenSet
@@ -84,6 +85,29 @@ def test_an_unchanged_transform_comes_from_the_cache(tiny: str, tmp_path: Path):
     path = dense(tmp_path / "m.onnx")
     build(path, tmp_path / "one", "fp16")
     assert build(path, tmp_path / "two", "fp16")[1].cached
+
+
+@pytest.mark.parametrize("scaled", [1.0, 1e-9])
+def test_targets_with_the_same_dialect_share_the_work_and_its_refusal(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scaled: float
+):
+    called, whole = list[str](), child.call
+
+    def counted(*given: Any, what: str, **more: Any) -> Any:
+        called.append(what)
+        return whole(*given, what=what, **more)
+
+    monkeypatch.setattr(child, "call", counted)
+    dense(tmp_path / "m.onnx")
+    targets = "".join(f'[targets.{name}]\nkind = "tiny"\nprecision = "fp16"\n' for name in ("one", "two", "three"))
+    (tmp_path / "packager.toml").write_text(f'[model]\npath = "m.onnx"\n[tolerance.fp16]\nscaled = {scaled}\n{targets}')
+    report = packager.build(manifest=tmp_path / "packager.toml", out=tmp_path / "dist", cache=False, jobs=3)
+    assert called.count("transforming the model") == 1
+    assert len({(result.status, result.message) for result in report.targets}) == 1
+    assert (report.exit_code == 0) == (scaled == 1.0)
+    if report.exit_code == 0:
+        digests = [json.loads((tmp_path / f"dist/{each.bundle}/bundle.json").read_text()) for each in report.targets]
+        assert len({str(each["plan"]["transforms"]) for each in digests}) == 1
 
 
 def test_a_conversion_that_loses_too_much_fails_before_anything_is_built(tiny: str, tmp_path: Path):
