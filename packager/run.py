@@ -78,7 +78,6 @@ class Run:
                 self.started[key] = prepare(self.model, job, self.cache, self.code, self.pool)
             return self.started[key]
 
-
     def transform_once(self, key: str, make: Callable[[], Dialected]) -> Dialected:
         """What ``make`` gives, or raises, for the first target that asks; the others wait for it and get the same."""
         with self.guard:

@@ -123,9 +123,7 @@ class ExactInt8:
             if rewritten or (self.setting and rewriting.add_points(node)):
                 nodes.append(node)
         for value in rewriting.replaced:
-            graph = value.graph
-            if graph is not None and value.is_initializer() and not value.uses() and not value.is_graph_output():
-                del graph.initializers[value.name or ""]
+            _drop_unused(value)
         return nodes
 
 
@@ -134,7 +132,7 @@ class _Rewriting:
 
     def __init__(self, model: ir.Model) -> None:
         self._graph, self._taken = model.graph, all_names(model)
-        self._made: dict[tuple[ir.Value, ir.Value | None], tuple[ir.Value, ir.Value]] = {}
+        self._made: dict[tuple[object, ...], tuple[ir.Value, ir.Value]] = {}
         self.replaced: list[ir.Value] = []
 
     def unsign(self, node: ir.Node) -> bool:
@@ -159,18 +157,19 @@ class _Rewriting:
             return False
         if point is not None and (offset is None or offset.dtype != ir.DataType.INT8):
             return False
-        if (value, point) not in self._made:
+        key = (value, _points_shape(node) if point is None else point)
+        if key not in self._made:
             array = tensor.numpy()
             if not array.size or int(np.abs(array.astype(np.int16)).max()) <= LARGEST:
                 return False
             given = np.zeros(_points_shape(node), np.int8) if offset is None else offset.numpy()
-            self._made[value, point] = (
+            self._made[key] = (
                 self._unsigned(f"{value.name}_unsigned", array),
                 self._unsigned(f"{value.name}_unsigned_zero_point", given),
             )
             self.replaced += [value] if point is None else [value, point]
         node.resize_inputs(max(len(node.inputs), zero + 1))
-        for index, made in zip((weight, zero), self._made[value, point], strict=True):
+        for index, made in zip((weight, zero), self._made[key], strict=True):
             node.replace_input_with(index, made)
         return True
 
@@ -200,6 +199,17 @@ class _Rewriting:
         made.type, made.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
         self._graph.register_initializer(made)  # every body sees those of the main graph
         return made
+
+
+def _drop_unused(value: ir.Value) -> None:
+    """Remove a constant that nothing uses any more."""
+    node, graph = value.producer(), value.graph
+    if graph is None or value.uses() or value.is_graph_output():
+        return
+    if node is not None:
+        graph.remove(node, safe=True)
+    elif value.is_initializer() and not value.is_graph_input():
+        del graph.initializers[value.name or ""]
 
 
 def _points_shape(node: ir.Node) -> tuple[int, ...]:

@@ -147,6 +147,15 @@ def test_a_weight_that_two_nodes_share_is_rewritten_once(tmp_path: Path):
     np.testing.assert_array_equal(before, after)
 
 
+def test_a_weight_that_a_constant_node_holds_leaves_no_dead_node(tmp_path: Path):
+    nodes = [node("Constant", [], ["w"], value=const("w", W, np.int8)), node("MatMulInteger", ["x", "w"], ["y"])]
+    proto = model(nodes, [value("x", UINT8, ["n", 16])], [value("y", INT32, ["n", 4])])
+    _, made, notes = convert(proto, X, tmp_path)
+    assert len(notes) == 1 and [each.op_type for each in onnx.load(made).graph.node] == ["MatMulInteger"]
+    answer = OrtSession(made, quantized=False).run({"x": X}, ["y"], "")["y"]
+    np.testing.assert_array_equal(answer, X.astype(np.int32) @ W.astype(np.int32))
+
+
 def branches() -> onnx.ModelProto:
     """Two bodies, one with weights of its own, one with those of the graph around it."""
     outputs = [value("r", INT32, None)]
