@@ -3,7 +3,8 @@
 Accelerators that compute in integers have little use for the operator itself: its statistics would be rounded to bytes
 each, and with 16-bit activations some have no kernel for it. After a convolution whose result nothing else reads, the
 factor goes into the weights and the shift into the bias, which costs nothing and lets a quantiser see the weights that
-are really used. Anywhere else the node becomes a Mul and an Add.
+are really used. Anywhere else the node becomes a Mul and an Add. Other constant factors after a convolution go the same
+way where that is asked: a runtime that folds them itself, into weights that are rounded already, rounds twice.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ class FoldBatchNorm:
 
     ``y = (x - mean) / sqrt(var + epsilon) * scale + bias`` (ONNX, BatchNormalization) is ``x * factor + shift`` with
     ``factor = scale / sqrt(var + epsilon)`` and ``shift = bias - mean * factor``, both computed in float64. Nodes whose
-    statistics are not constant, or that give statistics themselves (training), stay, and a note names them.
+    statistics are not constant, or that give statistics themselves (training), stay, and a note names them. With
+    ``scales``, Mul by a constant (one for all, or one a channel) after a convolution goes into its weights too.
     """
 
+    scales: bool = False
     name: Literal["fold-batchnorm"] = "fold-batchnorm"
 
     def step(self) -> Step:
@@ -55,7 +58,13 @@ class FoldBatchNorm:
         found = infer(model)
         ranks = {value: len(known.dims) for value, known in found.items() if known.dims is not None}
         nodes = [node for node in model.graph if node.op_type == "BatchNormalization" and not node.domain]
+        held = {name for name, value in model.graph.initializers.items() if value.uses()}
         left = [node for node in nodes if not _fold(model.graph, node, ranks)]
+        for node in [node for node in model.graph if self.scales and node.op_type == "Mul" and not node.domain]:
+            _fold_scale(model.graph, node)
+        for name, value in list(model.graph.initializers.items()):
+            if name in held and not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+                del model.graph.initializers[name]
         listed = ", ".join(label_of(node) for node in left)
         return Outcome(model, (f"batch normalisation without constant statistics stays: {listed}",) if left else ())
 
@@ -89,6 +98,24 @@ def _fold(graph: ir.Graph, node: ir.Node, ranks: Mapping[ir.Value, int]) -> bool
     dtype = np.dtype(values[0].dtype) if values[0] is not None else np.dtype(np.float32)
     _as_arithmetic(graph, node, source, factor.reshape(shape).astype(dtype), shift.reshape(shape).astype(dtype))
     return True
+
+
+def _fold_scale(graph: ir.Graph, node: ir.Node) -> bool:
+    """Let the convolution before a Mul by a constant do its work; ``False`` where there is none that can."""
+    for source, value in (node.inputs, node.inputs[::-1]):
+        conv, factor = None if source is None else source.producer(), _array(value)
+        if source is None or conv is None or factor is None or factor.dtype.kind != "f":
+            continue
+        weights = _array(conv.inputs[1]) if len(conv.inputs) > 1 else None
+        alone = len(source.uses()) == 1 and not source.is_graph_output() and conv.graph is graph
+        if weights is None or not alone or factor.ndim > weights.ndim:
+            continue
+        sizes = (1,) * (weights.ndim - factor.ndim) + factor.shape
+        channels = weights.shape[0] if conv.op_type == "Conv" else weights.shape[1]
+        if sizes[1] in (1, channels) and factor.size == sizes[1]:
+            wide = np.broadcast_to(factor.reshape(-1).astype(np.float64), channels)
+            return _into_weights(graph, conv, node, wide, np.zeros(channels))
+    return False
 
 
 def _into_weights(graph: ir.Graph, conv: ir.Node, node: ir.Node, factor: Floats, shift: Floats) -> bool:

@@ -124,3 +124,54 @@ def test_training_stays(tmp_path: Path):
     learning.output.extend(["running_mean", "running_var"])
     found = made(tmp_path, [node("Relu", ["x"], ["h"]), learning], [], 3)
     assert found.ops() == ["Relu", "BatchNormalization"]
+
+
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1, 1), (1, 4, 1, 1), (4, 1, 1)])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_constant_factor_goes_into_the_weights_where_that_is_asked(
+    tmp_path: Path, operator: str, shape: tuple[int, ...], first: bool
+):
+    weights = [
+        array("w", floats(*((4, 3) if operator == "Conv" else (3, 4)), 3, 3)), array("b", floats(4, seed=9)),
+        array("f", floats(*shape, seed=5) + 2),
+    ]  # fmt: skip
+    nodes = [node(operator, ["x", "w", "b"], ["h"]), node("Mul", ["f", "h"] if first else ["h", "f"], ["y"])]
+    inputs, outputs = [value("x", FLOAT, ["n", 3, 6, 6])], [value("y", FLOAT, None)]
+    found = transform(model(tmp_path, nodes, inputs, outputs, weights), tmp_path, FoldBatchNorm(scales=True))
+    assert found.ops() == [operator] and names(found) == (["x"], ["y"])
+    assert not {"w", "b", "f"} & {tensor.name for tensor in found.proto.graph.initializer}, "nothing unused stays"
+    close(found)
+
+
+@pytest.mark.parametrize(
+    ("factor", "more"),
+    [
+        (floats(1, 1, 6, 1), []),  # along the height
+        (floats(2, 1, 1, 1), []),  # along the batch
+        (floats(1, 1, 4, 1, 1), []),  # a dim more
+        (floats(1), [node("Relu", ["h"], ["z"])]),  # somebody else reads the convolution
+    ],
+)
+def test_other_factors_stay(tmp_path: Path, factor: np.ndarray, more: list):
+    nodes = [node("Conv", ["x", "w"], ["h"], pads=[1, 1, 1, 1]), node("Mul", ["h", "f"], ["y"]), *more]
+    outputs = [value("y", FLOAT, None), *([value("z", FLOAT, None)] if more else [])]
+    source = model(
+        tmp_path,
+        nodes,
+        [value("x", FLOAT, ["n", 3, 6, 6])],
+        outputs,
+        [array("w", floats(4, 3, 3, 3)), array("f", factor)],
+    )
+    found = transform(source, tmp_path, FoldBatchNorm(scales=True))
+    assert "Mul" in found.ops()
+    close(found)
+
+
+def test_factors_stay_where_nobody_asks(tmp_path: Path):
+    nodes = [node("Conv", ["x", "w"], ["h"]), node("Mul", ["h", "f"], ["y"])]
+    source = model(
+        tmp_path, nodes, [value("x", FLOAT, ["n", 3, 6, 6])], [value("y", FLOAT, None)],
+        [array("w", floats(4, 3, 3, 3)), array("f", floats(1))],
+    )  # fmt: skip
+    assert transform(source, tmp_path, FOLD).ops() == ["Conv", "Mul"]

@@ -19,6 +19,7 @@ from packager.model import Model, Signature, TensorSpec, open_model
 from packager.room import Answer, Plan, Stage
 from packager.selfcheck import ship_loader
 from packager.targets.openvino import infer
+from packager.targets.openvino.halving import halved
 from packager.targets.openvino.hazards import rewrites
 from packager.targets.openvino.restore import element_type, restore_names
 
@@ -44,7 +45,8 @@ def convert(plan: Plan, stage: Stage) -> None:
 
     made = _converted(plan, stage)
     try:
-        openvino.save_model(made, stage.folder / XML, compress_to_fp16=plan.precision == "fp16")
+        with halved(made) if plan.precision == "fp16" else contextlib.nullcontext():
+            openvino.save_model(made, stage.folder / XML, compress_to_fp16=False)
     except RuntimeError as error:
         raise StorageError(f"OpenVINO can't save the model: {plain(str(error))}", "is the disk full?") from error
     del made  # and with it the map of the weights

@@ -73,7 +73,7 @@ def _steps(model: Model, signature: Signature, precision: str, options: Options)
         steps.append(Step("Pinning shapes", pins))
     count = f"{len(signature.inputs)} inputs, {len(signature.outputs)} outputs"
     steps.append(Step("Restoring tensor names", (("names", count),)))
-    steps.append(Step("Saving IR", (("compress_to_fp16", "yes" if precision == "fp16" else "no"),)))
+    steps.append(Step("Saving IR", (("weights", "fp16" if precision == "fp16" else "as they are"),)))
     quantised = "on" if options.dynamic_quantization else "off"
     running = (("inference precision", options.inference_precision), ("dynamic quantisation", quantised))
     steps.append(Step("Adding the loader", running))
