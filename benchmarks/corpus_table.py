@@ -1,14 +1,15 @@
 """Build every real model for every kind at every precision and write what came of it as a page: `make corpus`.
 
-    python benchmarks/corpus_table.py docs/corpus.md [MODEL ...]
+    python benchmarks/corpus_table.py docs/corpus.md [--kinds a,b] [MODEL ...]
 
-The page is written after each model, and the sections of models that aren't named stay as they are. Each build ends as
-a verified bundle or as a refusal that names the node and the reason. Anything else (a fault of packager's own, a bundle
-that fails verification without a diagnosis) makes the exit status 1.
+The page is written after each model, and the sections of models that aren't named stay as they are, as do the rows of
+kinds that aren't. Each build ends as a verified bundle or as a refusal that names the node and the reason. Anything
+else (a fault of packager's own, a bundle that fails verification without a diagnosis) makes the exit status 1.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -57,11 +58,12 @@ precision = "{precision}"
 """
 
 
-def manifest(model: Path, sizes: Mapping[str, int]) -> str:
-    """A target for every kind and precision; what runs one size only gets ``sizes``."""
+def manifest(model: Path, sizes: Mapping[str, int], wanted: Sequence[str]) -> str:
+    """A target for every precision of the kinds wanted; what runs one size only gets ``sizes``."""
     pins = ", ".join(f"{json.dumps(key)} = {size}" for key, size in sizes.items())
     targets = ""
-    for kind, room in kinds().items():
+    for kind in wanted:
+        room = kinds()[kind]
         for precision in room.facts.choices:
             targets += TARGET.format(kind=kind, precision=precision)
             targets += f"shapes = {{ {pins} }}\n" if room.facts.limits.fixed_shapes else ""
@@ -126,29 +128,39 @@ def order(item: tuple[str, int]) -> tuple[bool, str]:
     return item[0] != "passed", item[0]
 
 
-def main(path: Path, wanted: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Build and write, model after model."""
-    pins, bad = tomllib.loads(PINS.read_text(encoding="utf-8")), 0
-    old = path.read_text(encoding="utf-8").split(SECTION)[1:] if path.exists() else []
+    parser = argparse.ArgumentParser(description="What packager makes of real models.")
+    parser.add_argument("page", type=Path)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="default: all")
+    parser.add_argument("--kinds", default=",".join(kinds()), help="default: all")
+    chosen = parser.parse_args(arguments)
+    pins, bad, wanted = tomllib.loads(PINS.read_text(encoding="utf-8")), 0, chosen.kinds.split(",")
+    old = chosen.page.read_text(encoding="utf-8").split(SECTION)[1:] if chosen.page.exists() else []
     sections = {name: text for text in old if (name := text.partition("\n")[0]) in pins}
-    for name in wanted or pins:
-        model = MODELS / f"{name}.onnx"
-        text = f"{name}\n\n{pins[name]['why']}; {human_bytes(model.stat().st_size)}.\n\n{MODEL}"
+    for name in chosen.models or pins:
+        model, pin = MODELS / f"{name}.onnx", pins[name]
         with tempfile.TemporaryDirectory() as folder:
             written = Path(folder) / f"{name}.toml"
-            written.write_text(manifest(model, pins[name]["sizes"]), encoding="utf-8")
+            written.write_text(manifest(model, pin["sizes"], wanted), encoding="utf-8")
             report = packager.build(manifest=written, out=Path(folder) / "dist")
+        rows = dict.fromkeys(wanted, "")
         for result in report.targets:
-            text += row(result, pins[name]["sizes"])
+            rows[result.kind] += row(result, pin["sizes"])
             unexplained = result.status == "failed" and not (result.diagnosis or result.precision != "fp32")
             bad += result.exit_code == 1 or unexplained
             print(f"{name}: {result.target}: {result.status}", file=sys.stderr)
-        sections[name] = text
+        for line in sections.get(name, "").splitlines(keepends=True):
+            kind = line.split(" ")[1] if line.startswith("| ") else ""
+            if kind in kinds() and kind not in wanted:
+                rows[kind] = rows.get(kind, "") + line
+        head = f"{name}\n\n{pin['why']}; {human_bytes(model.stat().st_size)}.\n\n{MODEL}"
+        sections[name] = head + "".join(rows[kind] for kind in kinds() if kind in rows)
         there = [sections[each] for each in pins if each in sections]
         page = HEAD + summary(there) + "".join(SECTION + each.rstrip("\n") + "\n" for each in there)
-        path.write_text(page, encoding="utf-8", newline="\n")
+        chosen.page.write_text(page, encoding="utf-8", newline="\n")
     return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))
