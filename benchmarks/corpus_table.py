@@ -134,7 +134,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("page", type=Path)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="default: all")
     parser.add_argument("--kinds", default=",".join(kinds()), help="default: all")
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_intermixed_args(arguments)
     pins, bad, wanted = tomllib.loads(PINS.read_text(encoding="utf-8")), 0, chosen.kinds.split(",")
     old = chosen.page.read_text(encoding="utf-8").split(SECTION)[1:] if chosen.page.exists() else []
     sections = {name: text for text in old if (name := text.partition("\n")[0]) in pins}
