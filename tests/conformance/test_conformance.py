@@ -150,6 +150,8 @@ def test_worse_ends_and_bad_ones_fail_and_better_ones_are_told(known: None):
         "REGRESSION test_a web: was pass, is caught: it is off", "WRONG test_b web: it is off",
     ]  # fmt: skip
     assert baseline.improvements(ends) == ["test_c web: was caught, is pass"]
+    others = {("test_a", "npu"): Ending("refused", "it can't"), ("test_c", "npu"): Ending("hang", "it is slow")}
+    assert list(baseline.failures(others)) == ["HANG test_c npu: it is slow"], "nothing else is known of that kind"
 
 
 def test_ends_hold_until_packager_or_a_runtime_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
