@@ -104,9 +104,9 @@ def _fold_scale(graph: ir.Graph, node: ir.Node) -> bool:
     """Let the convolution before a Mul by a constant do its work; ``False`` where there is none that can."""
     for source, value in (node.inputs, node.inputs[::-1]):
         conv, factor = None if source is None else source.producer(), _array(value)
-        if source is None or conv is None or factor is None or factor.dtype.kind != "f":
+        if source is None or conv is None or factor is None or factor.dtype.kind != "f" or not _is_convolution(conv):
             continue
-        weights = _array(conv.inputs[1]) if len(conv.inputs) > 1 else None
+        weights = _array(conv.inputs[1])
         alone = len(source.uses()) == 1 and not source.is_graph_output() and conv.graph is graph
         if weights is None or not alone or factor.ndim > weights.ndim:
             continue
@@ -120,7 +120,7 @@ def _fold_scale(graph: ir.Graph, node: ir.Node) -> bool:
 
 def _into_weights(graph: ir.Graph, conv: ir.Node, node: ir.Node, factor: Floats, shift: Floats) -> bool:
     """Let a convolution do the work of the node after it; ``False`` where its weights are not its own."""
-    if conv.domain or conv.op_type not in ("Conv", "ConvTranspose") or len(conv.inputs) < 2:
+    if not _is_convolution(conv):
         return False
     group = conv.attributes.get("group")
     weights = _array(conv.inputs[1])
@@ -140,6 +140,10 @@ def _into_weights(graph: ir.Graph, conv: ir.Node, node: ir.Node, factor: Floats,
     conv.replace_input_with(2, new_bias)
     _take_over(graph, node, before)
     return True
+
+
+def _is_convolution(node: ir.Node) -> bool:
+    return not node.domain and node.op_type in ("Conv", "ConvTranspose") and len(node.inputs) > 1
 
 
 def _as_arithmetic(graph: ir.Graph, node: ir.Node, source: ir.Value, factor: Array, shift: Array) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper, numpy_helper
 
@@ -166,6 +167,24 @@ def test_other_factors_stay(tmp_path: Path, factor: np.ndarray, more: list):
     found = transform(source, tmp_path, FoldBatchNorm(scales=True))
     assert "Mul" in found.ops()
     close(found)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        node("Add", ["x", "b"], ["h"]),  # whose second input is a vector
+        node("MatMul", ["x", "m"], ["h"]),
+        node("Relu", ["x"], ["h"]),
+        node("Conv", ["x", "x"], ["h"], pads=[3, 3, 3, 3]),  # whose weights are no constant
+    ],
+)
+def test_factors_after_anything_else_stay(tmp_path: Path, before: onnx.NodeProto):
+    weights = [array("b", floats(6)), array("m", floats(6, 6)), array("f", floats(1))]
+    nodes = [before, node("Mul", ["h", "f"], ["y"])]
+    x = value("x", FLOAT, [3, 3, 6, 6])
+    source = model(tmp_path, nodes, [x], [value("y", FLOAT, None)], weights)
+    found = transform(source, tmp_path, FoldBatchNorm(scales=True))
+    assert found.ops() == [before.op_type, "Mul"]
 
 
 def test_factors_stay_where_nobody_asks(tmp_path: Path):
