@@ -248,17 +248,18 @@ def test_half_precision_and_pinned_shapes_reach_the_bundle(corpus: Path, tmp_pat
     assert 'element_type="f16"' in xml and 'shape="1,3,?,?"' in xml
 
 
-def test_half_precision_rounds_once_though_openvino_folds_constants(corpus: Path, tmp_path: Path):
+@pytest.mark.parametrize("name", ["ocr_detector", "file_type"])
+def test_half_precision_rounds_once_though_openvino_folds_constants(corpus: Path, tmp_path: Path, name: str):
     """The detector multiplies after convolutions; rounded again after folding, its map was off by 0.03."""
     text = '[targets.half]\nkind = "openvino"\nprecision = "fp16"\n'
-    report, result = build(manifest(tmp_path, corpus / "ocr_detector.onnx", text), tmp_path / "dist")
+    report, result = build(manifest(tmp_path, corpus / f"{name}.onnx", text), tmp_path / "dist")
     assert report.exit_code == 0, result.message
     verdict = result.verdict
     assert verdict is not None and verdict.transform is not None and verdict.target is not None
-    assert verdict.transform.max_abs is not None and 1e-3 < verdict.transform.max_abs < 3e-2
-    assert verdict.target.max_abs is not None and verdict.target.max_abs < 1e-3
+    assert verdict.transform.max_abs is not None and 1e-5 < verdict.transform.max_abs < 3e-2
+    assert verdict.target.max_abs is not None and verdict.target.max_abs < verdict.transform.max_abs / 50
     stored = (tmp_path / "dist/turn-0.0.0-half/model.bin").stat().st_size
-    assert stored < 0.52 * (corpus / "ocr_detector.onnx").stat().st_size
+    assert stored < 0.52 * (corpus / f"{name}.onnx").stat().st_size
     assert not list(tmp_path.rglob("weights")), "what the halves lay in is gone"
 
 
