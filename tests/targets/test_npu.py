@@ -95,6 +95,15 @@ def test_control_flow_is_refused_by_node(tmp_path: Path):
         plan_of(save(proto, tmp_path / "m.onnx"))
 
 
+def test_a_gru_which_crashes_the_compiler_is_refused_by_node(tmp_path: Path):
+    nodes = [helper.make_node("GRU", ["x", "w", "r"], ["y"], name="memory", hidden_size=2)]
+    shapes = {"x": [1, 1, 3], "w": [1, 6, 3], "r": [1, 6, 2]}
+    inputs = [value(name, FLOAT, dims) for name, dims in shapes.items()]
+    path = save(model(nodes, inputs, [value("y", FLOAT, [1, 1, 1, 2])]), tmp_path / "m.onnx")
+    with pytest.raises(Refused, match="node GRU 'memory': QNN takes it and then can't compile it"):
+        plan_of(path)
+
+
 def test_dtypes_the_npu_does_not_take_are_refused_by_tensor(tmp_path: Path):
     double = onnx.TensorProto.DOUBLE
     nodes = [helper.make_node("Cast", ["x"], ["y"], to=double)]
