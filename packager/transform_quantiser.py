@@ -14,7 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packager.errors import Refused
+from packager.errors import PackagerError, Refused
 from packager.float16_rules import label_of
 from packager.golden_formats import read_goldens
 from packager.goldens import Array, GoldenCase
@@ -211,9 +211,9 @@ def quantising(hint: str) -> Iterator[None]:
     try:
         with redirect_stdout(StringIO()):
             yield
-    except MemoryError:
+    except (MemoryError, PackagerError):
         raise
-    except Exception as error:
+    except Exception as error:  # ONNX Runtime's exception types are not public
         raise Refused(f"ONNX Runtime's quantiser failed: {error}", hint) from error
     finally:
         logging.disable(before)
