@@ -27,10 +27,14 @@ def halved(model: openvino.Model) -> Iterator[None]:
     """Replace float32 constants by fp16 ones in place; they lie in a temporary file, mapped, until the block ends.
 
     Scalars stay as they are, and so does what would overflow.
+
+    Raises:
+        OSError: there is no room for half of the weights in the temporary folder.
     """
     import openvino.opset13 as operations
 
-    with tempfile.TemporaryDirectory(prefix="packager-halves-") as name:
+    # Windows can't remove the file while the model, which outlives the block, has it mapped.
+    with tempfile.TemporaryDirectory(prefix="packager-halves-", ignore_cleanup_errors=True) as name:
         file = Path(name) / "weights"
         places = []
         with file.open("wb") as stream:
@@ -48,7 +52,6 @@ def halved(model: openvino.Model) -> Iterator[None]:
             for reader in list(node.output(0).get_target_inputs()):
                 reader.replace_source_output(wide.output(0))
         yield
-        del places
 
 
 def _half(node: openvino.Node) -> np.ndarray | None:
