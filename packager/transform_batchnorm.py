@@ -100,8 +100,8 @@ def _fold(graph: ir.Graph, node: ir.Node, ranks: Mapping[ir.Value, int]) -> bool
     return True
 
 
-def _fold_scale(graph: ir.Graph, node: ir.Node) -> bool:
-    """Let the convolution before a Mul by a constant do its work; ``False`` where there is none that can."""
+def _fold_scale(graph: ir.Graph, node: ir.Node) -> None:
+    """Let the convolution before a Mul by a constant do its work, where there is one that can."""
     for source, value in (node.inputs, node.inputs[::-1]):
         conv, factor = None if source is None else source.producer(), _array(value)
         if source is None or conv is None or factor is None or factor.dtype.kind != "f" or not _is_convolution(conv):
@@ -114,8 +114,8 @@ def _fold_scale(graph: ir.Graph, node: ir.Node) -> bool:
         channels = weights.shape[0] if conv.op_type == "Conv" else weights.shape[1]
         if sizes[1] in (1, channels) and factor.size == sizes[1]:
             wide = np.broadcast_to(factor.reshape(-1).astype(np.float64), channels)
-            return _into_weights(graph, conv, node, wide, np.zeros(channels))
-    return False
+            _into_weights(graph, conv, node, wide, np.zeros(channels))
+            return
 
 
 def _into_weights(graph: ir.Graph, conv: ir.Node, node: ir.Node, factor: Floats, shift: Floats) -> bool:
